@@ -1,0 +1,66 @@
+"""The `moon-diffusers` command.
+
+One file a command, and a command's module is imported only when that command runs: `moon-diffusers --help` must not
+wait for torch. A new command is a file in this folder and a row in `COMMANDS`.
+
+Exit codes: 0 done (and the gate passed, where there is one), 1 the gate failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+__all__ = ["COMMANDS", "main"]
+
+# name: (module:attribute, the line shown by `moon-diffusers --help`)
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+
+class LazyGroup(click.Group):
+    """A click group that knows its commands' names and short helps without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the command names, in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command, or None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short) for name, (_, short) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; this package's own errors become one line and exit code 2."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException:
+            raise
+        except Exception as error:
+            from moon_diffusers.errors import MoonError
+
+            if not isinstance(error, MoonError):
+                raise
+            raise BadInput(str(error)) from error
+
+
+class BadInput(click.ClickException):
+    """An error for people: one line, exit code 2."""
+
+    exit_code = 2
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="moon-diffusers", prog_name="moon-diffusers")
+def main() -> None:
+    """Attention kernels for diffusers pipelines on AMD MI300X and MI355X, and an emulator that runs them anywhere."""
