@@ -1,0 +1,211 @@
+"""Build the code objects, the emulator and the manifest into `moon_diffusers/_compiled`.
+
+    python csrc/build/build.py                     everything, only what changed
+    python csrc/build/build.py --arch gfx942       one architecture (the manifest then lists just that)
+    python csrc/build/build.py --emulator native   the emulator for this CPU only: quicker
+
+Needs the wheels ziglang, pyelftools and msgpack, and nothing of the system. `MOON_HIPCC=/opt/rocm/bin/hipcc` compiles
+the HIP sources with ROCm's compiler instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import layouts
+import metadata
+import targets
+import toolchain
+
+DEFAULT_OUTPUT = targets.CSRC.parent / "moon_diffusers" / "_compiled"
+ARCHITECTURES = sorted({code_object.arch for code_object in targets.CODE_OBJECTS})
+SCHEMA = 1
+
+
+def digest(*parts: str | Path) -> str:
+    """SHA-256 over strings and files; a folder stands for all sources below it."""
+    state = hashlib.sha256()
+    for part in parts:
+        paths = (
+            sorted(p for p in part.rglob("*") if p.is_file()) if isinstance(part, Path) and part.is_dir() else [part]
+        )
+        for item in paths:
+            data = item.read_bytes() if isinstance(item, Path) else item.encode()
+            state.update(f"{len(data)}:{item.name if isinstance(item, Path) else ''}:".encode() + data)
+    return state.hexdigest()
+
+
+class Cache:
+    """Skips a product whose sources, flags and compiler are those of the file that is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / ".build-keys.json"
+        self.folder = folder
+        self.keys: dict[str, str] = json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def fresh(self, file: str, key: str) -> bool:
+        """True if `file` was built under `key` and is still there."""
+        return self.keys.get(file) == key and (self.folder / file).exists()
+
+    def store(self, built: dict[str, str]) -> None:
+        """Remember what was built; other products stay remembered."""
+        self.keys.update(built)
+        write_atomically(self.path, json.dumps(self.keys, indent=1))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write to a temporary name, then rename, so that nobody reads half a file."""
+    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def build_code_object(target: targets.CodeObject, output: Path, cache: Cache, built: dict[str, str]) -> None:
+    """Compile one HIP source, unless it is fresh."""
+    compiler = toolchain.hip_compiler()
+    flags = targets.HIP_FLAGS + target.flags
+    key = digest(
+        compiler.name, compiler.version, " ".join(flags), target.arch, str(target.source.name), targets.KERNELS
+    )
+    if not cache.fresh(target.file, key):
+        start = time.monotonic()
+        temporary = output / f"{target.file}.{os.getpid()}.tmp"
+        compiler.compile_hip(target.source, target.arch, flags, temporary)
+        temporary.replace(output / target.file)
+        print(f"  {target.file}  {time.monotonic() - start:.1f} s", flush=True)
+    built[target.file] = key
+
+
+def build_emulator(
+    isa: str, cpu: str, output: Path, cache: Cache, built: dict[str, str], pool: ThreadPoolExecutor
+) -> None:
+    """Compile the emulator's C++ files side by side and link them, unless fresh."""
+    file = f"libmoon_emulator-{isa}.so"
+    key = digest(toolchain.PinnedClang().version, " ".join(targets.EMULATOR_FLAGS), cpu, targets.EMULATOR)
+    if not cache.fresh(file, key):
+        start = time.monotonic()
+        sources = sorted(targets.EMULATOR.glob("**/*.cpp"))
+        with tempfile.TemporaryDirectory() as scratch:
+            objects = [Path(scratch) / f"{i}-{source.stem}.o" for i, source in enumerate(sources)]
+            jobs = [
+                pool.submit(toolchain.compile_cxx, source, cpu, targets.EMULATOR_FLAGS, obj)
+                for source, obj in zip(sources, objects, strict=True)
+            ]
+            for job in jobs:
+                job.result()
+            temporary = output / f"{file}.{os.getpid()}.tmp"
+            toolchain.link_shared(objects, temporary)
+            temporary.replace(output / file)
+        print(f"  {file}  {time.monotonic() - start:.1f} s", flush=True)
+    built[file] = key
+
+
+def describe(target: targets.CodeObject, output: Path, known: dict[str, layouts.Layout]) -> dict[str, Any]:
+    """The manifest entry of one code object, checked against what the machine code says of itself.
+
+    Raises BuildError if a declared kernel is missing or its kernarg segment is not that of its layout.
+    """
+    found = metadata.read_kernels(output / target.file)
+    kernels = []
+    for kernel in target.kernels:
+        if kernel.name not in found:
+            raise toolchain.BuildError(f"{target.file}: no kernel {kernel.name}; it has {', '.join(found)}")
+        facts = metadata.resources(found[kernel.name])
+        size = known[kernel.kernarg_layout]["size"]
+        # Hidden arguments follow the explicit ones, so the segment may be longer than the struct.
+        if facts["kernarg_size"] < size:
+            raise toolchain.BuildError(
+                f"{target.file}: {kernel.name} takes {facts['kernarg_size']} B of arguments, its layout {size} B"
+            )
+        kernels.append(
+            {
+                "name": kernel.name,
+                "role": kernel.role,
+                "variant": kernel.variant,
+                "kernarg_layout": kernel.kernarg_layout,
+                "block": [facts.pop("max_workgroup_size"), 1, 1],
+                **facts,
+            }
+        )
+    return {
+        "file": target.file,
+        "arch": target.arch,
+        "sha256": hashlib.sha256((output / target.file).read_bytes()).hexdigest(),
+        "source": str(target.source.relative_to(targets.KERNELS)),
+        "kernels": kernels,
+    }
+
+
+def build(output: Path, architectures: list[str], emulator: str) -> Path:
+    """Build into `output` and return the manifest's path. `emulator`: all, native or none."""
+    output.mkdir(parents=True, exist_ok=True)
+    cache = Cache(output)
+    built: dict[str, str] = {}
+    chosen = [target for target in targets.CODE_OBJECTS if target.arch in architectures]
+    isas = targets.emulator_isas() if emulator != "none" and any(targets.EMULATOR.glob("**/*.cpp")) else {}
+    if emulator == "native" and isas:
+        best = native_isa(list(isas))
+        isas = {best: isas[best]}
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        jobs = [pool.submit(build_code_object, target, output, cache, built) for target in chosen]
+        for isa, cpu in isas.items():
+            build_emulator(isa, cpu, output, cache, built, pool)
+        for job in jobs:
+            job.result()
+    cache.store(built)
+
+    known = layouts.read_layouts(targets.KERNELS / "common")
+    compiler = toolchain.hip_compiler()
+    manifest = {
+        "schema": SCHEMA,
+        "compiler": {"name": compiler.name, "version": compiler.version, "flags": list(targets.HIP_FLAGS)},
+        "code_objects": [describe(target, output, known) for target in chosen],
+        "kernarg_layouts": known,
+        "emulator": [{"file": f"libmoon_emulator-{isa}.so", "isa": isa} for isa in isas],
+    }
+    path = output / "manifest.json"
+    write_atomically(path, json.dumps(manifest, indent=1))
+    return path
+
+
+def native_isa(isas: list[str]) -> str:
+    """The richest of `isas` that this CPU runs."""
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split("flags", 1)[1].splitlines()[0].split())
+    except (OSError, IndexError):
+        flags = set()
+    wanted = {"x86-64-v4": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}, "x86-64-v3": {"avx2", "fma", "bmi2"}}
+    return next((isa for isa in ("x86-64-v4", "x86-64-v3") if isa in isas and wanted[isa] <= flags), isas[0])
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--output", type=Path, default=DEFAULT_OUTPUT, help="folder of the products (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--arch", action="append", choices=ARCHITECTURES, help="architecture; repeat for more (default: all)"
+    )
+    parser.add_argument("--emulator", choices=("all", "native", "none"), default="all", help="emulator variants")
+    args = parser.parse_args()
+    try:
+        print(f"manifest: {build(args.output, args.arch or ARCHITECTURES, args.emulator)}")
+    except toolchain.BuildError as error:
+        print(f"build failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""Hatchling's hook: `pip install .` compiles the code objects and the emulator into the wheel."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+
+class CustomBuildHook(BuildHookInterface):
+    """Builds into `moon_diffusers/_compiled` and tags the wheel for this platform, any Python 3."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Run before the wheel is packed."""
+        import build
+        import targets
+
+        build.build(build.DEFAULT_OUTPUT, build.ARCHITECTURES, "all")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-manylinux_{targets.GLIBC.replace('.', '_')}_{platform.machine()}"

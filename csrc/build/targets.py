@@ -1,0 +1,76 @@
+"""What is built: the one table of code objects, their kernels and the emulator's variants."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CSRC = Path(__file__).resolve().parents[1]
+KERNELS = CSRC / "kernels"
+EMULATOR = CSRC / "emulator"
+
+ROUNDINGS = ("rtne", "rtna", "rtz")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel symbol of a code object and what Python needs to know to route to it."""
+
+    name: str
+    role: str  # "forward": attention; other roles are helpers of a forward kernel
+    kernarg_layout: str
+    variant: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CodeObject:
+    """One HIP source compiled for one architecture."""
+
+    file: str
+    arch: str
+    source: Path
+    kernels: tuple[Kernel, ...]
+    flags: tuple[str, ...] = ()
+
+
+def general(arch: str) -> CodeObject:
+    """The every-mode kernel of `arch`; one source serves both architectures."""
+    kernels = tuple(
+        Kernel(
+            f"moon_attention_general_{rounding}",
+            "forward",
+            "forward",
+            {"family": "general", "rounding": rounding, "rescale": "exact", "rows_per_workgroup": 128},
+        )
+        for rounding in ROUNDINGS
+    )
+    return CodeObject(f"general-{arch}.co", arch, KERNELS / "gfx942" / "general.hip", kernels)
+
+
+CODE_OBJECTS: tuple[CodeObject, ...] = (general("gfx942"), general("gfx950"))
+
+# -fno-slp-vectorize: packed fp32 gets no issue slot beside an MFMA.
+HIP_FLAGS = ("-std=c++17", "-O3", "-fno-slp-vectorize", "-mcode-object-version=5", "-Wall", "-Wextra")
+
+# The oldest glibc that the emulator's library asks for, as torch's own wheels.
+GLIBC = "2.28"
+
+# -ffp-contract=off: the emulator says itself where an instruction fuses.
+EMULATOR_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fPIC",
+    "-fno-sanitize=all",
+    "-Wall",
+    "-Wextra",
+)
+
+
+def emulator_isas() -> dict[str, str]:
+    """Instruction sets to build the emulator for on this machine: name to clang's `-mcpu`."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        return {"x86-64": "x86_64", "x86-64-v3": "x86_64_v3", "x86-64-v4": "x86_64_v4"}
+    return {"generic": "generic"}
