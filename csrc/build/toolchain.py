@@ -46,6 +46,7 @@ class PinnedClang:
         zig = [sys.executable, "-m", "ziglang"]
         assembly, obj = output.with_suffix(".s"), output.with_suffix(".o")
         device = ["-x", "hip", f"--offload-arch={arch}", "--cuda-device-only", "-nogpulib", "-nogpuinc"]
+        device += ["-fuse-cuid=none"]  # else a symbol named after the source's path makes every checkout's bytes differ
         try:
             run([*zig, "clang", *device, *flags, "-Werror", "-S", str(source), "-o", str(assembly)])
             run([*zig, "clang", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", str(assembly), "-o", str(obj)])

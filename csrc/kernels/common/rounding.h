@@ -19,7 +19,8 @@ __device__ __forceinline__ u32 round_bits(f32 x) {
     return u;
 }
 
-// As round_bits, with the output's NaN rule: the nearest modes give the one NaN 0x7FFF, rtz keeps the payload's high half.
+// As round_bits, with the output's NaN rule: the nearest modes give the one NaN 0x7FFF, rtz keeps the payload's high
+// half.
 template <Rounding mode>
 __device__ __forceinline__ u32 round_output(f32 x) {
     if constexpr (mode == Rounding::rtz) return round_bits<mode>(x);

@@ -23,7 +23,7 @@ namespace {
 
 constexpr i32 kHeadDim = 128;
 constexpr i32 kThreads = 256;
-constexpr i32 kTiles = 2;                                    // 16-row query tiles of a wave
+constexpr i32 kTiles = 2;  // 16-row query tiles of a wave
 constexpr i32 kRowsPerWave = 16 * kTiles;
 constexpr i32 kRows = kThreads / kWavefront * kRowsPerWave;  // query rows of a workgroup
 constexpr i32 kKeys = 64;                                    // keys of a tile
@@ -297,10 +297,10 @@ __device__ __forceinline__ void attention(const ForwardArgs &a) {
 }  // namespace
 }  // namespace moon
 
-#define MOON_KERNEL(mode)                                                        \
-    extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256))) \
-    void moon_attention_general_##mode(moon::ForwardArgs args) {                 \
-        moon::attention<moon::Rounding::mode>(args);                             \
+#define MOON_KERNEL(mode)                                                                                            \
+    extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256))) void moon_attention_general_##mode( \
+        moon::ForwardArgs args) {                                                                                    \
+        moon::attention<moon::Rounding::mode>(args);                                                                 \
     }
 
 MOON_KERNEL(rtne)
