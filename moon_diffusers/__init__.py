@@ -1,5 +1,8 @@
 """Drop-in attention kernels for diffusers pipelines on AMD MI300X and MI355X, with an emulator that runs them anywhere.
 
+`pipe.set_attn_processor(MoonAttnProcessor())` routes a pipeline's attention into the compiled kernels;
+`attention(q, k, v)` is the same as a function; `emulate("gfx942")` runs the kernels' machine code on any CPU.
+
 Public names are imported when first used: `import moon_diffusers` and `moon-diffusers --help` do not wait for torch.
 """
 
@@ -7,9 +10,14 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moon_diffusers.errors import MoonError
+
+if TYPE_CHECKING:
+    from moon_diffusers.counters import reset_summary, summary
+    from moon_diffusers.emulation import emulate, offload
+    from moon_diffusers.functional import attention
 
 try:
     __version__ = version("moon-diffusers")
@@ -17,9 +25,15 @@ except PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0.1.0"
 
 # public name: the module that defines it
-_PUBLIC: dict[str, str] = {}
+_PUBLIC: dict[str, str] = {
+    "attention": "moon_diffusers.functional",
+    "emulate": "moon_diffusers.emulation",
+    "offload": "moon_diffusers.emulation",
+    "reset_summary": "moon_diffusers.counters",
+    "summary": "moon_diffusers.counters",
+}
 
-__all__ = ["MoonError", "__version__"]
+__all__ = ["MoonError", "__version__", "attention", "emulate", "offload", "reset_summary", "summary"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,131 @@
+"""The functional API: strict about its arguments, otherwise `ops.attention`."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from . import ops
+from .errors import ArgumentError
+from .problem import HEAD_DIM, LAYOUTS, RESCALES, ROUNDINGS, check_choice
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    layout: str = ...,
+    rounding: str = ...,
+    softmax_scale: float | None = ...,
+    return_lse: Literal[False] = ...,
+    causal: bool = ...,
+    seqlens_k: Tensor | None = ...,
+    rescale: str = ...,
+    strict: bool | None = ...,
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    layout: str = ...,
+    rounding: str = ...,
+    softmax_scale: float | None = ...,
+    return_lse: Literal[True],
+    causal: bool = ...,
+    seqlens_k: Tensor | None = ...,
+    rescale: str = ...,
+    strict: bool | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    layout: str = "bshd",
+    rounding: str = "rtne",
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+    causal: bool = False,
+    seqlens_k: Tensor | None = None,
+    rescale: str = "auto",
+    strict: bool | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Scaled dot-product attention on the compiled kernel, or on torch SDPA where the kernel cannot serve.
+
+    Every call is counted; `moon_diffusers.summary()` tells how many ran on the kernel and why others did not.
+
+    Args:
+        q: bfloat16 (B, Sq, H, 128), or (B, H, Sq, 128) with `layout="bhsd"`. Any strides, head dim contiguous.
+        k: bfloat16 (B, Sk, Hkv, 128) or (B, Hkv, Sk, 128); H is a multiple of Hkv. Sk need not equal Sq.
+        v: as `k`.
+        layout: `"bshd"` or `"bhsd"`, of q, k, v and the result.
+        rounding: how fp32 becomes bfloat16 inside the kernel: `"rtne"` to nearest even, `"rtna"` to nearest, ties
+            away from zero, `"rtz"` toward zero (fastest, least accurate).
+        softmax_scale: factor of the scores; None for 128 ** -0.5.
+        return_lse: also return the natural log of the softmax denominators.
+        causal: bottom-right aligned causal mask: the last query sees the last key.
+        seqlens_k: int32 (B,) on the device of q: valid keys per batch entry; None for all.
+        rescale: policy of the running maximum, `"exact"`, `"lazy"` or `"auto"`.
+        strict: raise instead of falling back; None takes `counters.strict()` or `MOON_STRICT`.
+
+    Returns:
+        bfloat16 in the shape of q; with `return_lse` also fp32 (B, H, Sq).
+
+    Raises:
+        ArgumentError: an argument cannot be used; the text names it, its value and what is accepted.
+        StrictError: strict, and the kernel cannot serve the call.
+    """
+    q, k, v = ops.autocast(q, k, v)
+    if seqlens_k is not None:
+        _check_seqlens_k(seqlens_k, q)
+    _check_tensors(q, k, v, layout)
+    check_choice("rounding", rounding, ROUNDINGS)
+    check_choice("rescale", rescale, RESCALES)
+    return ops.attention(
+        q,
+        k,
+        v,
+        layout=layout,
+        rounding=rounding,
+        softmax_scale=softmax_scale,
+        return_lse=return_lse,
+        causal=causal,
+        seqlens_k=seqlens_k,
+        rescale=rescale,
+        strict=strict,
+    )
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, layout: str) -> None:
+    check_choice("layout", layout, LAYOUTS)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ArgumentError(name, f"shape {tuple(tensor.shape)}", f"four dimensions ({', '.join(layout.upper())})")
+        if tensor.dtype is not torch.bfloat16:
+            raise ArgumentError(name, f"dtype {str(tensor.dtype).removeprefix('torch.')}", "bfloat16")
+        if tensor.shape[3] != HEAD_DIM:
+            raise ArgumentError(name, f"head dim {tensor.shape[3]}", str(HEAD_DIM))
+        if tensor.stride(3) != 1:
+            raise ArgumentError(name, f"head-dim stride {tensor.stride(3)}", "a contiguous head dim (stride 1)")
+        if 0 in tensor.shape:
+            raise ArgumentError(name, f"shape {tuple(tensor.shape)}", "no empty dimension")
+        if tensor.device != q.device:
+            raise ArgumentError(name, f"device {tensor.device}", f"the device of q, {q.device}")
+    ops.check_shapes(q, k, v, layout)
+
+
+def _check_seqlens_k(seqlens_k: Tensor, q: Tensor) -> None:
+    if seqlens_k.dtype is not torch.int32:
+        raise ArgumentError("seqlens_k", f"dtype {str(seqlens_k.dtype).removeprefix('torch.')}", "int32")
+    if tuple(seqlens_k.shape) != (q.shape[0],):
+        raise ArgumentError(
+            "seqlens_k", f"shape {tuple(seqlens_k.shape)}", f"({q.shape[0]},), one length a batch entry"
+        )
+    if seqlens_k.device != q.device:
+        raise ArgumentError("seqlens_k", f"device {seqlens_k.device}", f"the device of q, {q.device}")

@@ -1,0 +1,332 @@
+"""The torch operators: tensors in, tensors out; kernel or torch SDPA, decided and counted inside the operator.
+
+`attention` here is the entry for integrations: what the kernel cannot serve falls back, only nonsense raises.
+Operators (all work under `torch.compile(fullgraph=True)`, dynamic shapes included):
+
+* `moon_diffusers::attention(q, k, v, ...) -> out`
+* `moon_diffusers::attention_lse(q, k, v, ...) -> (out, lse)`
+* `moon_diffusers::attention_backward(...)`: gradients for compiled graphs, computed by torch in chunks
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from . import counters, dispatch, fallback
+from .errors import ArgumentError
+from .problem import LAYOUTS, RESCALES, ROUNDINGS, check_choice
+from .routing import Fallback
+
+_OPTIONS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? seqlens_k, Tensor? attn_mask, float? softmax_scale, str layout, "
+    "bool causal, str rounding, str rescale, bool? strict, str scope, str refusal"
+)
+
+# torch.library.custom_op would cost some 20 us a call here; the same operators made by hand cost 5.
+_library: Any = torch.library.Library("moon_diffusers", "DEF")  # type: ignore[no-untyped-call]
+_library.define(f"attention({_OPTIONS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define(f"attention_lse({_OPTIONS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define(
+    "attention_backward(Tensor? grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? seqlens_k, "
+    "Tensor? attn_mask, float? softmax_scale, str layout, bool causal) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    layout: str = ...,
+    rounding: str = ...,
+    rescale: str = ...,
+    softmax_scale: float | None = ...,
+    return_lse: Literal[False] = ...,
+    causal: bool = ...,
+    seqlens_k: Tensor | None = ...,
+    attn_mask: Tensor | None = ...,
+    strict: bool | None = ...,
+    scope: str = ...,
+    refusal: str = ...,
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    layout: str = ...,
+    rounding: str = ...,
+    rescale: str = ...,
+    softmax_scale: float | None = ...,
+    return_lse: Literal[True],
+    causal: bool = ...,
+    seqlens_k: Tensor | None = ...,
+    attn_mask: Tensor | None = ...,
+    strict: bool | None = ...,
+    scope: str = ...,
+    refusal: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    layout: str = ...,
+    rounding: str = ...,
+    rescale: str = ...,
+    softmax_scale: float | None = ...,
+    return_lse: bool,
+    causal: bool = ...,
+    seqlens_k: Tensor | None = ...,
+    attn_mask: Tensor | None = ...,
+    strict: bool | None = ...,
+    scope: str = ...,
+    refusal: str = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    layout: str = "bshd",
+    rounding: str = "rtne",
+    rescale: str = "auto",
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+    causal: bool = False,
+    seqlens_k: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    strict: bool | None = None,
+    scope: str = "",
+    refusal: str = "",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention for integrations: falls back, counted, wherever the kernel cannot serve.
+
+    Args:
+        q, k, v, layout, rounding, rescale, softmax_scale, return_lse, causal, seqlens_k, strict: as
+            `moon_diffusers.attention`, but any float dtype and head dim are taken (torch computes them).
+        attn_mask: as torch SDPA takes it, broadcastable to (B, H, Sq, Sk). A bool mask of keys alone, shape
+            (B or 1, 1, 1, Sk), is served exactly: all true is no mask, a prefix becomes key lengths, gaps are taken
+            out. Any other mask falls back and is honoured there.
+        scope: label under which the call is counted.
+        refusal: a reason of the caller's own why this call must fall back, empty for none.
+
+    Returns:
+        (B, Sq, H, D) or (B, H, Sq, D) like q; with `return_lse` also fp32 (B, H, Sq), natural log.
+
+    Raises:
+        ArgumentError: shapes that do not fit together, or an unknown choice.
+        StrictError: strict, and the kernel cannot serve the call.
+    """
+    q, k, v = autocast(q, k, v)
+    differentiable = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if differentiable and not refusal:
+        refusal = "requires grad"
+    if differentiable and not torch.compiler.is_compiling():
+        # Torch's own graph: no recomputation in the backward pass.
+        check_shapes(q, k, v, layout)
+        counters.refuse_or_count(refusal, strict=strict, scope=scope)
+        return _sdpa(q, k, v, seqlens_k, attn_mask, softmax_scale, layout, causal, return_lse)
+    op: Any = torch.ops.moon_diffusers.attention_lse if return_lse else torch.ops.moon_diffusers.attention
+    result: Tensor | tuple[Tensor, Tensor] = op.default(
+        q,
+        k,
+        v,
+        seqlens_k,
+        attn_mask,
+        softmax_scale,
+        layout,
+        causal,
+        rounding,
+        rescale,
+        strict,
+        scope,
+        refusal,
+    )
+    return result
+
+
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Under `torch.autocast`, all three in autocast's dtype, as torch does for its own SDPA; else unchanged."""
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        return q.to(dtype), k.to(dtype), v.to(dtype)
+    return q, k, v
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, layout: str) -> None:
+    """Raise `ArgumentError` where q, k and v do not fit together."""
+    check_choice("layout", layout, LAYOUTS)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ArgumentError(name, f"shape {tuple(tensor.shape)}", f"four dimensions ({', '.join(layout.upper())})")
+    seq, head = (1, 2) if layout == "bshd" else (2, 1)
+    if k.shape[0] != q.shape[0]:
+        raise ArgumentError("k", f"batch {k.shape[0]}", f"the batch of q, {q.shape[0]}")
+    if k.shape[3] != q.shape[3]:
+        raise ArgumentError("k", f"head dim {k.shape[3]}", f"the head dim of q, {q.shape[3]}")
+    if v.shape[0] != k.shape[0]:
+        raise ArgumentError("v", f"batch {v.shape[0]}", f"the batch of q, {q.shape[0]}")
+    if v.shape[seq] != k.shape[seq]:
+        raise ArgumentError("v", f"length {v.shape[seq]}", f"the length of k, {k.shape[seq]}")
+    if v.shape[head] != k.shape[head]:
+        raise ArgumentError("v", f"{v.shape[head]} heads", f"the heads of k, {k.shape[head]}")
+    if k.shape[head] == 0 or q.shape[head] % k.shape[head]:
+        raise ArgumentError("k", f"{k.shape[head]} heads", f"a divisor of q's {q.shape[head]} heads")
+
+
+def _run(
+    want_lse: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seqlens_k: Tensor | None,
+    attn_mask: Tensor | None,
+    softmax_scale: float | None,
+    layout: str,
+    causal: bool,
+    rounding: str,
+    rescale: str,
+    strict: bool | None,
+    scope: str,
+    refusal: str,
+) -> Tensor | tuple[Tensor, Tensor]:
+    request = dispatch.Request(layout, softmax_scale, causal, rounding, rescale, want_lse)
+    outcome = dispatch.serve(q, k, v, seqlens_k, attn_mask, request) if not refusal else Fallback(refusal)
+    if not isinstance(outcome, Fallback):
+        counters.record_served(outcome.label, scope)
+        return outcome.out if outcome.lse is None else (outcome.out, outcome.lse)
+    check_shapes(q, k, v, layout)
+    check_choice("rounding", rounding, ROUNDINGS)
+    check_choice("rescale", rescale, RESCALES)
+    counters.refuse_or_count(outcome.reason, outcome.detail, strict=strict, scope=scope)
+    result = _sdpa(q, k, v, seqlens_k, attn_mask, softmax_scale, layout, causal, want_lse)
+    out = result if isinstance(result, Tensor) else result[0]
+    if isinstance(result, Tensor):
+        return _conform(out, q, v, layout)
+    return _conform(out, q, v, layout), result[1]
+
+
+def _sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seqlens_k: Tensor | None,
+    attn_mask: Tensor | None,
+    softmax_scale: float | None,
+    layout: str,
+    causal: bool,
+    want_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    bshd = layout == "bshd"
+    if bshd:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    out = fallback.sdpa(q, k, v, softmax_scale=softmax_scale, causal=causal, seqlens_k=seqlens_k, attn_mask=attn_mask)
+    out = out.transpose(1, 2) if bshd else out
+    if not want_lse:
+        return out
+    lse = fallback.logsumexp(q, k, softmax_scale=softmax_scale, causal=causal, seqlens_k=seqlens_k, attn_mask=attn_mask)
+    return out, lse
+
+
+def _conform(out: Tensor, q: Tensor, v: Tensor, layout: str) -> Tensor:
+    """`out` with the strides that the fake kernel promises."""
+    promised = dispatch.empty_output(q, v, layout)
+    if promised.stride() == out.stride() and out.storage_offset() == 0:
+        return out
+    return promised.copy_(out)
+
+
+def _attention(*arguments: Any) -> Tensor:
+    result = _run(False, *arguments)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def _attention_lse(*arguments: Any) -> tuple[Tensor, Tensor]:
+    result = _run(True, *arguments)
+    assert not isinstance(result, Tensor)
+    return result
+
+
+def _attention_backward(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seqlens_k: Tensor | None,
+    attn_mask: Tensor | None,
+    softmax_scale: float | None,
+    layout: str,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    bshd = layout == "bshd"
+
+    def heads_first(tensor: Tensor) -> Tensor:
+        return tensor.transpose(1, 2) if bshd else tensor
+
+    gradients = fallback.sdpa_backward(
+        None if grad_out is None else heads_first(grad_out),
+        grad_lse,
+        heads_first(q),
+        heads_first(k),
+        heads_first(v),
+        softmax_scale=softmax_scale,
+        causal=causal,
+        seqlens_k=seqlens_k,
+        attn_mask=attn_mask,
+    )
+    dq, dk, dv = (heads_first(gradient).contiguous() for gradient in gradients)
+    return dq, dk, dv
+
+
+def _fake_attention(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
+    layout: str = arguments[3]
+    check_shapes(q, k, v, layout)
+    return dispatch.empty_output(q, v, layout)
+
+
+def _fake_attention_lse(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    layout: str = arguments[3]
+    return _fake_attention(q, k, v, *arguments), dispatch.empty_lse(q, layout)
+
+
+def _fake_backward(
+    grad_out: Tensor | None, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in (q, k, v))
+    return dq, dk, dv
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    q, k, v, seqlens_k, attn_mask, softmax_scale, layout, causal = inputs[:8]
+    ctx.save_for_backward(q, k, v, seqlens_k, attn_mask)
+    ctx.options = (softmax_scale, layout, causal)
+    ctx.num_inputs = len(inputs)
+
+
+def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    gradients = torch.ops.moon_diffusers.attention_backward.default(
+        grad_out, grad_lse, *ctx.saved_tensors, *ctx.options
+    )
+    return (*gradients, *([None] * (ctx.num_inputs - 3)))
+
+
+for _name, _kernel, _fake in (
+    ("attention", _attention, _fake_attention),
+    ("attention_lse", _attention_lse, _fake_attention_lse),
+    ("attention_backward", _attention_backward, _fake_backward),
+):
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"moon_diffusers::{_name}", _fake, lib=_library)
+for _name in ("attention", "attention_lse"):
+    torch.library.register_autograd(f"moon_diffusers::{_name}", _backward, setup_context=_setup_context, lib=_library)

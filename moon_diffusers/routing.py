@@ -1,0 +1,154 @@
+"""Can the kernel serve this call, and which one? The only place that decides; pure, touches no device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .problem import HEAD_DIM, Problem
+
+#: What a forward kernel may declare in its manifest variant's "features"; a call that needs another falls back.
+FEATURES = ("lse", "gqa", "causal", "seqlens_k", "cu_seqlens", "paged")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One kernel of the manifest, as far as routing and planning need it.
+
+    Attributes:
+        role: `forward`, `value_prepass` or `merge`.
+        rows: query rows a workgroup computes.
+        alignment: bytes that tensors' addresses and strides must be multiples of.
+        grid: how workgroups are numbered, see `planning`.
+        value_prepass, merge: names of the kernels that must run before and after it, empty for none.
+    """
+
+    name: str
+    arch: str
+    role: str
+    kernarg_layout: str
+    block: tuple[int, int, int]
+    lds_bytes: int = 0
+    rounding: str = "rtne"
+    rescale: str = "exact"
+    rows: int = 0
+    keys: int = 64
+    alignment: int = 2
+    grid: str = "rows_heads_batch"
+    features: frozenset[str] = frozenset()
+    value_prepass: str = ""
+    merge: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a call would run.
+
+    Attributes:
+        arch: e.g. `gfx942`.
+        kernels: the manifest's kernels for that architecture, in its order.
+        disabled: names of kernels whose self-test failed.
+        scores_per_second: what this target computes, 0 where time is no concern (real hardware).
+        work_limit: seconds that one call may take by that estimate, 0 for no limit.
+    """
+
+    arch: str
+    kernels: tuple[KernelSpec, ...]
+    disabled: frozenset[str] = frozenset()
+    scores_per_second: float = 0.0
+    work_limit: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The kernels that serve a call."""
+
+    forward: KernelSpec
+    value_prepass: KernelSpec | None = None
+    merge: KernelSpec | None = None
+
+    @property
+    def label(self) -> str:
+        """Name for the summary."""
+        return f"{self.forward.arch} {self.forward.rounding}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Why the kernel does not serve a call.
+
+    Attributes:
+        reason: short, the same for all calls of a kind: the key of the counters.
+        detail: this call's particulars.
+    """
+
+    reason: str
+    detail: str = field(default="", compare=False)
+
+
+def needed_features(problem: Problem) -> frozenset[str]:
+    """The features that a forward kernel must declare to serve `problem`."""
+    needed = {
+        "lse": problem.return_lse,
+        "gqa": problem.num_heads != problem.num_heads_kv,
+        "causal": problem.causal,
+        "seqlens_k": problem.has_seqlens_k,
+        "cu_seqlens": problem.has_cu_seqlens,
+        "paged": problem.page_size > 0,
+    }
+    return frozenset(name for name, wanted in needed.items() if wanted)
+
+
+def route(problem: Problem, target: Target) -> Route | Fallback:
+    """Choose the kernels for `problem` on `target`, or say why there are none.
+
+    Preference among those that fit: the manifest's order, `exact` before `lazy` when `rescale` is `auto`.
+    """
+    if problem.dtype != "bfloat16":
+        return Fallback(f"dtype {problem.dtype} is not bfloat16")
+    if problem.head_dim != HEAD_DIM:
+        return Fallback(f"head_dim {problem.head_dim} is not {HEAD_DIM}")
+    if max(problem.batch, problem.num_heads) > 65535:
+        return Fallback("more than 65535 heads or batch entries", problem.shape_text())
+    if max(problem.seqlen_q, problem.seqlen_k) > 2**31 - 1024:
+        return Fallback("a sequence of 2^31 rows or more", problem.shape_text())
+
+    forward = [kernel for kernel in target.kernels if kernel.role == "forward"]
+    if not forward:
+        return Fallback(f"no kernel for {target.arch}")
+    candidates = [kernel for kernel in forward if kernel.rounding == problem.rounding]
+    if not candidates:
+        return Fallback(f"no {target.arch} kernel rounds by {problem.rounding}")
+    if problem.rescale == "auto":
+        candidates.sort(key=lambda kernel: kernel.rescale != "exact")
+    else:
+        candidates = [kernel for kernel in candidates if kernel.rescale == problem.rescale]
+        if not candidates:
+            return Fallback(f"no {target.arch} kernel rescales by {problem.rescale}")
+    needed = needed_features(problem)
+    able = [kernel for kernel in candidates if needed <= kernel.features]
+    if not able:
+        missing = min((needed - kernel.features for kernel in candidates), key=len)
+        return Fallback(f"no {target.arch} kernel for {', '.join(sorted(missing))}")
+    aligned = [kernel for kernel in able if problem.alignment % kernel.alignment == 0]
+    if not aligned:
+        return Fallback(f"tensors aligned to {problem.alignment} bytes only", problem.shape_text())
+    by_name = {kernel.name: kernel for kernel in target.kernels}
+    chosen: Route | None = None
+    for kernel in aligned:
+        parts = [name for name in (kernel.name, kernel.value_prepass, kernel.merge) if name]
+        if any(name in target.disabled or name not in by_name for name in parts):
+            continue
+        chosen = Route(kernel, by_name.get(kernel.value_prepass), by_name.get(kernel.merge))
+        break
+    if chosen is None:
+        return Fallback("the kernel failed its self-test on this device")
+
+    if target.work_limit and target.scores_per_second:
+        seconds = problem.scores / target.scores_per_second
+        if seconds > target.work_limit:
+            return Fallback(
+                "too much work for the emulator",
+                f"{problem.shape_text()}: about {seconds:.0f} s, the limit is {target.work_limit:g} s a call; "
+                "raise it by emulate(..., work_limit=SECONDS) or MOON_EMULATION_LIMIT, 0 for none",
+            )
+    return chosen

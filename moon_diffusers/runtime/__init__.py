@@ -1,0 +1,1 @@
+"""The HIP runtime by ctypes: library, devices, code objects, launches. Never imports torch."""

@@ -1,0 +1,248 @@
+"""The fallback alone: right, counted, differentiable, traceable, memory-efficient."""
+
+import math
+
+import pytest
+import torch
+
+import moon_diffusers
+from moon_diffusers import counters, fallback, ops
+from moon_diffusers.errors import ArgumentError, StrictError
+
+NO_PLACE = "CPU tensors outside emulate() and offload()"
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    for name in ("MOON_EMULATE", "MOON_OFFLOAD", "MOON_STRICT"):
+        monkeypatch.delenv(name, raising=False)
+    moon_diffusers.reset_summary()
+    torch.manual_seed(0)
+    yield
+    moon_diffusers.reset_summary()
+
+
+def reference(q, k, v, scale=None, allowed=None):
+    """fp64, BHSD; also the log-sum-exp."""
+    q, k, v = q.double(), k.double(), v.double()
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = torch.where(lse.isinf().unsqueeze(-1), torch.zeros_like(scores), (scores - lse.unsqueeze(-1)).exp())
+    return weights @ v, lse
+
+
+def bhsd(batch, heads, heads_kv, seqlen_q, seqlen_k, dim=128, dtype=torch.bfloat16):
+    return (
+        torch.randn(batch, heads, seqlen_q, dim, dtype=dtype),
+        torch.randn(batch, heads_kv, seqlen_k, dim, dtype=dtype),
+        torch.randn(batch, heads_kv, seqlen_k, dim, dtype=dtype),
+    )
+
+
+def relative(a, b):
+    return float((a.double() - b).norm() / b.norm())
+
+
+def test_plain_call_is_torch_sdpa_and_counted():
+    q, k, v = bhsd(2, 3, 3, 17, 33)
+    out = moon_diffusers.attention(q, k, v, layout="bhsd")
+    assert torch.equal(out, torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    assert counters.snapshot().fallbacks == {NO_PLACE: 1}
+    assert moon_diffusers.summary() == (
+        f"moon_diffusers: 0 of 1 attention calls ran on the kernel; 1 fell back to torch SDPA: 1 {NO_PLACE}"
+    )
+
+
+def test_layouts_agree_and_output_keeps_the_memory_order():
+    q, k, v = bhsd(2, 3, 3, 17, 33)
+    first = moon_diffusers.attention(q, k, v, layout="bhsd")
+    second = moon_diffusers.attention(*(t.transpose(1, 2).contiguous() for t in (q, k, v)))
+    assert second.is_contiguous()
+    assert torch.equal(first, second.transpose(1, 2))
+    third = moon_diffusers.attention(
+        *(t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)), layout="bhsd"
+    )
+    assert third.transpose(1, 2).is_contiguous()
+    assert torch.equal(first, third)
+
+
+@pytest.mark.parametrize("seqlen_q, seqlen_k", [(5, 5), (5, 9), (9, 5), (1, 1)])
+@pytest.mark.parametrize("limit", [2**27, 60])
+@pytest.mark.parametrize("lengths", [None, [4, 0]])
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_lse_and_chunks(monkeypatch, seqlen_q, seqlen_k, limit, lengths, causal):
+    monkeypatch.setattr(fallback, "MAX_SCORES", limit)
+    q, k, v = bhsd(2, 4, 2, seqlen_q, seqlen_k)
+    allowed = torch.ones(2, 1, seqlen_q, seqlen_k, dtype=torch.bool)
+    seqlens_k = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
+    for batch in range(2):
+        valid = seqlen_k if lengths is None else min(lengths[batch], seqlen_k)
+        for row in range(seqlen_q):
+            for column in range(seqlen_k):
+                seen = column < valid and (not causal or column - (valid - seqlen_q) <= row)
+                allowed[batch, 0, row, column] = seen
+    expected, expected_lse = reference(q, k, v, allowed=allowed)
+    if lengths is not None:
+        seqlens_k = seqlens_k.clamp(max=seqlen_k)
+    out, lse = moon_diffusers.attention(q, k, v, layout="bhsd", causal=causal, seqlens_k=seqlens_k, return_lse=True)
+    assert not out.isnan().any()
+    assert float((out.double() - expected).abs().max()) < 0.02
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-4, rtol=1e-4)
+
+
+def test_big_shapes_never_use_the_math_backend(monkeypatch):
+    seen = []
+    original = fallback._call
+
+    def spy(q, k, v, mask, causal, scale):
+        seen.append((q.shape[2], torch.backends.cuda.math_sdp_enabled()))
+        return original(q, k, v, mask, causal, scale)
+
+    monkeypatch.setattr(fallback, "_call", spy)
+    monkeypatch.setattr(fallback, "MAX_SCORES", 2 * 64 * 8)
+    q, k, v = bhsd(1, 2, 2, 64, 64)
+    expected, _ = reference(q, k, v)
+    assert relative(fallback.sdpa(q, k, v), expected) < 5e-3
+    assert seen == [(64, False)]
+    seen.clear()
+    monkeypatch.setattr(fallback, "_FUSED", [torch.nn.attention.SDPBackend.CUDNN_ATTENTION])
+    assert relative(fallback.sdpa(q, k, v), expected) < 5e-3
+    assert seen[0] == (64, False) and len(seen) == 9 and all(rows == 8 for rows, _ in seen[1:])
+
+
+def test_strict_raises_and_names_the_reason(monkeypatch):
+    q, k, v = bhsd(1, 1, 1, 4, 4)
+    with pytest.raises(StrictError, match="outside emulate"):
+        moon_diffusers.attention(q, k, v, layout="bhsd", strict=True)
+    with counters.strict(), pytest.raises(StrictError):
+        moon_diffusers.attention(q, k, v, layout="bhsd")
+    monkeypatch.setenv("MOON_STRICT", "1")
+    with pytest.raises(StrictError):
+        moon_diffusers.attention(q, k, v, layout="bhsd")
+    moon_diffusers.attention(q, k, v, layout="bhsd", strict=False)
+    assert counters.snapshot().num_fallbacks == 1
+
+
+BAD = {
+    "dtype": (lambda q, k, v: (q.float(), k, v), {}, "q: dtype float32 is not accepted; accepted: bfloat16"),
+    "head dim": (lambda q, k, v: (q[..., :64], k[..., :64], v[..., :64]), {}, "q: head dim 64 .* accepted: 128"),
+    "lengths": (lambda q, k, v: (q, k, v[:, :-1]), {}, "v: length 5 .* accepted: the length of k, 6"),
+    "batch": (lambda q, k, v: (q, k[:1], v[:1]), {}, "k: batch 1 .* accepted: the batch of q, 2"),
+    "heads": (lambda q, k, v: (q, k[:, :, :2], v[:, :, :2]), {}, "k: 2 heads .* accepted: a divisor of q's 3 heads"),
+    "empty": (lambda q, k, v: (q, k[:, :0], v[:, :0]), {}, "k: shape .* accepted: no empty dimension"),
+    "empty q": (lambda q, k, v: (q[:, :0], k, v), {}, "q: shape .* accepted: no empty dimension"),
+    "stride": (
+        lambda q, k, v: (torch.empty_strided(q.shape, (q.stride(0) * 2, q.stride(1) * 2, 256, 2), dtype=q.dtype), k, v),
+        {},
+        "q: head-dim stride 2 .* accepted: a contiguous head dim",
+    ),
+    "rank": (lambda q, k, v: (q[0], k, v), {}, r"q: shape \(5, 3, 128\) .* four dimensions \(B, S, H, D\)"),
+    "rounding": (lambda q, k, v: (q, k, v), {"rounding": "up"}, "rounding: 'up' .* accepted: 'rtne', 'rtna', 'rtz'"),
+    "rescale": (lambda q, k, v: (q, k, v), {"rescale": "never"}, "rescale: 'never' .* accepted: 'auto'"),
+    "layout": (lambda q, k, v: (q, k, v), {"layout": "sbhd"}, "layout: 'sbhd' .* accepted: 'bshd', 'bhsd'"),
+    "seqlens dtype": (
+        lambda q, k, v: (q, k, v),
+        {"seqlens_k": torch.tensor([1, 2])},
+        "seqlens_k: dtype int64 .* accepted: int32",
+    ),
+    "seqlens shape": (
+        lambda q, k, v: (q, k, v),
+        {"seqlens_k": torch.tensor([1], dtype=torch.int32)},
+        r"seqlens_k: shape \(1,\) .* accepted: \(2,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_naming_the_argument(case):
+    change, options, message = BAD[case]
+    q, k, v = (
+        torch.randn(2, 5, 3, 128).bfloat16(),
+        torch.randn(2, 6, 3, 128).bfloat16(),
+        torch.randn(2, 6, 3, 128).bfloat16(),
+    )
+    with pytest.raises(ArgumentError, match=message) as error:
+        moon_diffusers.attention(*change(q, k, v), **options)
+    assert "\n" not in str(error.value)
+    assert counters.snapshot().num_fallbacks == 0
+
+
+def test_gradients_are_torchs_own_and_counted():
+    q, k, v = (t.requires_grad_() for t in bhsd(1, 2, 2, 5, 7))
+    moon_diffusers.attention(q, k, v, layout="bhsd").float().square().sum().backward()
+    ours = [t.grad.clone() for t in (q, k, v)]
+    for t in (q, k, v):
+        t.grad = None
+    torch.nn.functional.scaled_dot_product_attention(q, k, v).float().square().sum().backward()
+    assert all(torch.equal(a, t.grad) for a, t in zip(ours, (q, k, v), strict=True))
+    assert counters.snapshot().fallbacks == {"requires grad": 1}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("limit", [2**27, 60])
+def test_compiled_gradients(monkeypatch, causal, limit):
+    monkeypatch.setattr(fallback, "MAX_SCORES", limit)
+    q, k, v = (t.float().requires_grad_() for t in bhsd(1, 4, 2, 5, 7))
+
+    def loss(q, k, v):
+        out, lse = ops.attention(q, k, v, layout="bhsd", causal=causal, return_lse=True)
+        return out.square().sum() + lse.sin().sum()
+
+    def compiled(q, k, v):
+        return torch.compile(loss, backend="aot_eager", fullgraph=True)(q, k, v)
+
+    expected = torch.autograd.grad(loss(q, k, v), (q, k, v))
+    actual = torch.autograd.grad(compiled(q, k, v), (q, k, v))
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+    assert counters.snapshot().fallbacks == {"requires grad": 2}
+
+
+def test_other_dtypes_and_head_dims_fall_back_in_a_pipeline():
+    q, k, v = bhsd(1, 2, 2, 5, 7, dim=64, dtype=torch.float32)
+    mask = torch.tensor([True] * 4 + [False] * 3).reshape(1, 1, 1, 7)
+    out = ops.attention(q, k, v, layout="bhsd", attn_mask=mask, scope="a pipe")
+    torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+    assert counters.snapshot("a pipe").num_fallbacks == 1
+    assert counters.snapshot("another").num_fallbacks == 0
+
+
+def test_autocast_joins_the_dtypes():
+    q, k, v = bhsd(1, 2, 2, 5, 7)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = moon_diffusers.attention(q.float(), k.float(), v, layout="bhsd")
+    assert torch.equal(out, moon_diffusers.attention(q, k, v, layout="bhsd"))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiles_as_one_graph_with_dynamic_shapes(backend):
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    def block(q, k, v):
+        return moon_diffusers.attention(q * 2, k, v) + 1
+
+    compiled = torch.compile(block, backend=count if backend == "eager" else backend, fullgraph=True, dynamic=True)
+    for length in (5, 9, 12):
+        q, k, v = (torch.randn(2, n, 3, 128).bfloat16() for n in (length, length + 2, length + 2))
+        assert torch.equal(compiled(q, k, v), block(q, k, v))
+    if backend == "eager":
+        assert len(graphs) == 1
+    assert counters.snapshot().num_fallbacks == 6
+
+
+def test_operators_pass_torchs_own_check():
+    q, k, v = (t.transpose(1, 2) for t in bhsd(1, 2, 2, 5, 7))
+    arguments = (q, k, v, None, None, None, "bshd", False, "rtne", "auto", None, "", "")
+    torch.library.opcheck(torch.ops.moon_diffusers.attention.default, arguments)
+    torch.library.opcheck(torch.ops.moon_diffusers.attention_lse.default, arguments)
+    needs_grad = tuple(t.float().requires_grad_() for t in (q, k, v)) + arguments[3:]
+    torch.library.opcheck(torch.ops.moon_diffusers.attention_lse.default, needs_grad)
