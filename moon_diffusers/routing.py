@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from .problem import HEAD_DIM, Problem
 
-#: What a forward kernel may declare in its manifest variant's "features"; a call that needs another falls back.
+#: What a forward kernel may declare as its variant's "features"; a call that needs another one falls back.
 FEATURES = ("lse", "gqa", "causal", "seqlens_k", "cu_seqlens", "paged")
 
 

@@ -41,7 +41,14 @@ def general(arch: str) -> CodeObject:
             f"moon_attention_general_{rounding}",
             "forward",
             "forward",
-            {"family": "general", "rounding": rounding, "rescale": "exact", "rows_per_workgroup": 128},
+            {
+                "family": "general",
+                "rounding": rounding,
+                "rescale": "exact",
+                "rows_per_workgroup": 128,
+                "grid": "linear",
+                "features": ["lse", "gqa", "causal", "seqlens_k", "cu_seqlens"],
+            },
         )
         for rounding in ROUNDINGS
     )
