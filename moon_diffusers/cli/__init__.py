@@ -16,7 +16,9 @@ import click
 __all__ = ["COMMANDS", "main"]
 
 # name: (module:attribute, the line shown by `moon-diffusers --help`)
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "bench": ("moon_diffusers.cli.bench:bench", "Time attention kernels side by side on this machine's GPU."),
+}
 
 
 class LazyGroup(click.Group):

@@ -1,0 +1,1 @@
+"""Evidence: code objects, references and peers; knows nothing of diffusers."""

@@ -1,0 +1,134 @@
+"""Clock and power of the GPU while kernels run, from whatever the machine offers: amdsmi, NVML or rocm-smi."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from types import TracebackType
+from typing import Any, NamedTuple
+
+
+class Sample(NamedTuple):
+    """One reading: host monotonic seconds, core clock in MHz, board power in W."""
+
+    time: float
+    mhz: float
+    watt: float
+
+
+Reader = Callable[[], tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A way to read clock and power, with its name for the report."""
+
+    name: str
+    read: Reader
+
+
+def nvml(index: int) -> Source:
+    """NVIDIA's library, by the package nvidia-ml-py."""
+    import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+
+    def read() -> tuple[float, float]:
+        mhz = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+        return float(mhz), pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3
+
+    return Source("NVML", read)
+
+
+def amdsmi(index: int) -> Source:
+    """AMD's library, which ROCm ships."""
+    import amdsmi as smi  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    smi.amdsmi_init()
+    handle = smi.amdsmi_get_processor_handles()[index]
+
+    def read() -> tuple[float, float]:
+        clock: dict[str, Any] = smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX)
+        power: dict[str, Any] = smi.amdsmi_get_power_info(handle)
+        watt = next(
+            (power[key] for key in ("current_socket_power", "average_socket_power") if is_number(power.get(key))), 0
+        )
+        return float(clock.get("clk", clock.get("cur_clk", 0))), float(watt)
+
+    return Source("amdsmi", read)
+
+
+def rocm_smi(index: int) -> Source:
+    """The command line tool: slow, but everywhere where ROCm is."""
+    tool = shutil.which("rocm-smi")
+    if tool is None:
+        raise FileNotFoundError("rocm-smi")
+    command = [tool, "-d", str(index), "--showclocks", "--showpower", "--json"]
+
+    def read() -> tuple[float, float]:
+        out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+        card = next(iter(json.loads(out).values()))
+        clock = next(value for key, value in card.items() if key.startswith("sclk clock speed"))
+        watt = next(value for key, value in card.items() if "Power (W)" in key)
+        return float(clock.strip("()Mhz ")), float(watt)
+
+    return Source("rocm-smi", read)
+
+
+def is_number(value: object) -> bool:
+    """True for what a library gives as a figure; "N/A" is not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def find_source(index: int) -> Source | None:
+    """The first source that gives a reading for GPU `index`; None if there is none."""
+    for make in (amdsmi, nvml, rocm_smi):
+        try:
+            source = make(index)
+            source.read()
+        except Exception:  # whatever a vendor's library raises when its hardware is not there
+            continue
+        return source
+    return None
+
+
+class Sampler:
+    """Reads a source in the background, some ten times a second, while the `with` block runs."""
+
+    def __init__(self, source: Source | None, interval: float = 0.02) -> None:
+        self.source = source
+        self.interval = interval
+        self.samples: list[Sample] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while self.source is not None and not self._stop.is_set():
+            with contextlib.suppress(Exception):  # a lost reading costs a sample, not the measurement
+                self.samples.append(Sample(time.monotonic(), *self.source.read()))
+            self._stop.wait(self.interval)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def during(self, spans: list[tuple[float, float]]) -> tuple[float, float] | None:
+        """Median MHz and W over the second half of each span (power readings lag); None without samples there."""
+        inside = [s for s in self.samples if any((a + b) / 2 <= s.time <= b for a, b in spans)]
+        if not inside:
+            return None
+        return median(s.mhz for s in inside), median(s.watt for s in inside)
