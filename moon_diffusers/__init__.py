@@ -13,11 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from moon_diffusers.errors import MoonError
+from moon_diffusers.integrations import install_import_hook
 
 if TYPE_CHECKING:
     from moon_diffusers.counters import reset_summary, summary
     from moon_diffusers.emulation import emulate, offload
     from moon_diffusers.functional import attention
+    from moon_diffusers.integrations.diffusers import MoonAttnProcessor, restore, set_attn_processor
 
 try:
     __version__ = version("moon-diffusers")
@@ -26,14 +28,31 @@ except PackageNotFoundError:  # a checkout that is not installed
 
 # public name: the module that defines it
 _PUBLIC: dict[str, str] = {
+    "MoonAttnProcessor": "moon_diffusers.integrations.diffusers",
     "attention": "moon_diffusers.functional",
     "emulate": "moon_diffusers.emulation",
     "offload": "moon_diffusers.emulation",
     "reset_summary": "moon_diffusers.counters",
+    "restore": "moon_diffusers.integrations.diffusers",
+    "set_attn_processor": "moon_diffusers.integrations.diffusers",
     "summary": "moon_diffusers.counters",
 }
 
-__all__ = ["MoonError", "__version__", "attention", "emulate", "offload", "reset_summary", "summary"]
+__all__ = [
+    "MoonAttnProcessor",
+    "MoonError",
+    "__version__",
+    "attention",
+    "emulate",
+    "offload",
+    "reset_summary",
+    "restore",
+    "set_attn_processor",
+    "summary",
+]
+
+# Adds pipe.set_attn_processor; costs nothing until diffusers is imported.
+install_import_hook()
 
 
 def __getattr__(name: str) -> Any:

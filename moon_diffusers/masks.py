@@ -1,7 +1,7 @@
 """What a mask means for a kernel that takes none: which keys remain, or why the call must fall back.
 
-A mask that says the same to every query only selects keys, so the call without it, over those keys, is exact. Everything
-here reads the mask's values, hence it runs inside a custom operator and never while a graph is traced.
+A mask that says the same to every query only selects keys, so the call without it, over those keys, is exact.
+Everything here reads the mask's values, hence it runs inside a custom operator and never while a graph is traced.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ def read_mask(mask: Tensor, batch: int, num_heads: int, seqlen_q: int, seqlen_k:
     """Say what `mask` does to a call of the given sizes.
 
     Args:
-        mask: as torch's SDPA takes it: bool (True takes part) or a floating-point bias, broadcastable to (B, H, Sq, Sk).
+        mask: as torch's SDPA takes it: bool (True takes part) or a floating-point bias, broadcastable to
+            (B, H, Sq, Sk).
 
     Returns:
-        A plan; its `reason` is set for masks that differ by query or head, biases, masks that leave a batch entry without
-        any key, and shapes or dtypes that SDPA itself refuses.
+        A plan; its `reason` is set for masks that differ by query or head, biases, masks that leave a batch entry
+        without any key, and shapes or dtypes that SDPA itself refuses.
     """
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
         return MaskPlan(f"mask of dtype {str(mask.dtype).removeprefix('torch.')}")
@@ -120,7 +121,7 @@ def _plan(mask: Tensor, batch: int) -> MaskPlan:
 
 
 def _select(valid: Tensor, device: torch.device) -> Keys:
-    """The True positions of a bool vector on the host: a slice where they are neighbours, which needs no copy of K and V."""
+    """The True positions of a bool vector on the host; neighbours as a slice, which needs no copy of K and V."""
     index = valid.nonzero().flatten()
     first, last = int(index[0]), int(index[-1])
     if last - first + 1 == index.numel():
@@ -129,10 +130,10 @@ def _select(valid: Tensor, device: torch.device) -> Keys:
 
 
 class MaskCache:
-    """Plans of the masks seen last, so that the blocks of a model do not each wait for the device to read the same mask.
+    """Plans of the masks seen last, so that the blocks of a model do not each wait for the device to read one mask.
 
-    An entry holds its mask's memory, thus no other mask can come to lie there, and its version counter, thus a write to the
-    mask is noticed. Callers must not use it for masks that compiled code made: that reuses buffers without a trace.
+    An entry holds its mask's memory, thus no other mask can come to lie there, and its version counter, thus a write
+    to the mask is noticed. Not for masks that compiled code made: that reuses buffers without a trace.
     """
 
     def __init__(self) -> None:

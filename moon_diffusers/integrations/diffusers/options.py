@@ -1,0 +1,46 @@
+"""What a user chose for one pipeline: plain data that travels with every attention call of its models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from moon_diffusers.errors import ArgumentError
+from moon_diffusers.problem import HEAD_DIM, RESCALES, ROUNDINGS, check_choice
+
+#: Padding a head dim multiplies the work by 128 / head_dim: 1.33 at 96, 2 at 64, which has to earn its place first.
+MIN_HEAD_DIM = 96
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the attention calls of a model are computed.
+
+    Attributes:
+        rounding: how fp32 becomes bf16 in the kernel: `rtne`, `rtna` or `rtz`.
+        rescale: policy of the kernel's running maximum: `auto`, `exact` or `lazy`.
+        strict: raise instead of falling back; None leaves it to `moon_diffusers.strict()` and `MOON_STRICT`.
+        min_head_dim: smaller head dims than 128 are padded with zeros from here on, still smaller ones fall back.
+        scope: label under which the calls are counted, see `moon_diffusers.summary`.
+    """
+
+    rounding: str = "rtne"
+    rescale: str = "auto"
+    strict: bool | None = None
+    min_head_dim: int = MIN_HEAD_DIM
+    scope: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("rounding", self.rounding, ROUNDINGS)
+        check_choice("rescale", self.rescale, RESCALES)
+        if self.strict not in (None, True, False):
+            raise ArgumentError("strict", repr(self.strict), "True, False or None")
+        if not isinstance(self.min_head_dim, int) or not 1 <= self.min_head_dim <= HEAD_DIM:
+            raise ArgumentError("min_head_dim", repr(self.min_head_dim), f"an integer from 1 to {HEAD_DIM}")
+        if not isinstance(self.scope, str):
+            raise ArgumentError("scope", repr(self.scope), "a string")
+
+    def key(self) -> str:
+        """Only what differs from the defaults, e.g. `rounding=rtz,strict=True`; empty for the defaults."""
+        changed = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        defaults = Options.__dataclass_fields__
+        return ",".join(f"{name}={value}" for name, value in changed if value != defaults[name].default)
