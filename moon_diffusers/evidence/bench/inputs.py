@@ -57,9 +57,7 @@ def sampled_error(case: Case, inputs: Inputs, out: Tensor, rows: int = 32, heads
     for batch in range(case.batch):
         for first, length_q, length_k in sequences:
             picked = torch.tensor(spread(length_q, per_sequence))
-            for head in (
-                torch.linspace(0, case.num_heads - 1, min(heads, case.num_heads)).round().long().unique().tolist()
-            ):
+            for head in spread(case.num_heads, heads):
                 keys = slice(first, first + length_k)
                 k = inputs.k[batch, keys, head // group].float()
                 v = inputs.v[batch, keys, head // group].float()
