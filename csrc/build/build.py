@@ -86,19 +86,18 @@ def build_code_object(target: targets.CodeObject, output: Path, cache: Cache, bu
     built[target.file] = key
 
 
-def build_emulator(
-    isa: str, cpu: str, output: Path, cache: Cache, built: dict[str, str], pool: ThreadPoolExecutor
+def build_host_library(
+    file: str, folder: Path, cpu: str, output: Path, cache: Cache, built: dict[str, str], pool: ThreadPoolExecutor
 ) -> None:
-    """Compile the emulator's C++ files side by side and link them, unless fresh."""
-    file = f"libmoon_emulator-{isa}.so"
-    key = digest(toolchain.PinnedClang().version, " ".join(targets.EMULATOR_FLAGS), cpu, targets.EMULATOR)
+    """Compile a folder's C++ files side by side and link them into `file`, unless it is fresh."""
+    key = digest(toolchain.PinnedClang().version, " ".join(targets.HOST_FLAGS), cpu, folder)
     if not cache.fresh(file, key):
         start = time.monotonic()
-        sources = sorted(targets.EMULATOR.glob("**/*.cpp"))
+        sources = sorted(folder.glob("**/*.cpp"))
         with tempfile.TemporaryDirectory() as scratch:
             objects = [Path(scratch) / f"{i}-{source.stem}.o" for i, source in enumerate(sources)]
             jobs = [
-                pool.submit(toolchain.compile_cxx, source, cpu, targets.EMULATOR_FLAGS, obj)
+                pool.submit(toolchain.compile_cxx, source, cpu, targets.HOST_FLAGS, obj)
                 for source, obj in zip(sources, objects, strict=True)
             ]
             for job in jobs:
@@ -159,7 +158,11 @@ def build(output: Path, architectures: list[str], emulator: str) -> Path:
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         jobs = [pool.submit(build_code_object, target, output, cache, built) for target in chosen]
         for isa, cpu in isas.items():
-            build_emulator(isa, cpu, output, cache, built, pool)
+            file = f"libmoon_emulator-{isa}.so"
+            build_host_library(file, targets.EMULATOR, cpu, output, cache, built, pool)
+        if emulator != "none":
+            portable = next(iter(targets.emulator_isas().values()))
+            build_host_library("libmoon_timing.so", targets.TIMING, portable, output, cache, built, pool)
         for job in jobs:
             job.result()
     cache.store(built)

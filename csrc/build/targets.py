@@ -9,6 +9,7 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parents[1]
 KERNELS = CSRC / "kernels"
 EMULATOR = CSRC / "emulator"
+TIMING = CSRC / "timing"
 
 ROUNDINGS = ("rtne", "rtna", "rtz")
 
@@ -64,7 +65,7 @@ HIP_FLAGS = ("-std=c++17", "-O3", "-fno-slp-vectorize", "-mcode-object-version=5
 GLIBC = "2.28"
 
 # -ffp-contract=off: the emulator says itself where an instruction fuses.
-EMULATOR_FLAGS = (
+HOST_FLAGS = (
     "-std=c++17",
     "-O3",
     "-ffp-contract=off",
