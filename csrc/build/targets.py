@@ -56,7 +56,31 @@ def general(arch: str) -> CodeObject:
     return CodeObject(f"general-{arch}.co", arch, KERNELS / "gfx942" / "general.hip", kernels)
 
 
-CODE_OBJECTS: tuple[CodeObject, ...] = (general("gfx942"), general("gfx950"))
+def cdna4() -> tuple[CodeObject, ...]:
+    """The tuned gfx950 kernels: K and V in tensors, or in the pages of a cache; and the merge of split row blocks."""
+    merge = "moon_attention_cdna4_merge"
+    features = ["lse", "gqa", "causal", "seqlens_k", "cu_seqlens"]
+    tuned = {
+        "family": "cdna4",
+        "rounding": "rtne",
+        "rescale": "lazy",
+        "rows_per_workgroup": 384,
+        "alignment": 16,
+        "grid": "linear",
+        "merge": merge,
+    }
+    forward = (
+        Kernel("moon_attention_cdna4", "forward", "cdna4", {**tuned, "features": features}),
+        Kernel("moon_attention_cdna4_paged", "forward", "cdna4", {**tuned, "features": [*features, "paged"]}),
+    )
+    folder = KERNELS / "gfx950"
+    return (
+        CodeObject("cdna4-gfx950.co", "gfx950", folder / "attention.hip", forward),
+        CodeObject("cdna4-merge-gfx950.co", "gfx950", folder / "merge.hip", (Kernel(merge, "merge", "cdna4"),)),
+    )
+
+
+CODE_OBJECTS: tuple[CodeObject, ...] = (general("gfx942"), *cdna4(), general("gfx950"))
 
 # -fno-slp-vectorize: packed fp32 gets no issue slot beside an MFMA.
 HIP_FLAGS = ("-std=c++17", "-O3", "-fno-slp-vectorize", "-mcode-object-version=5", "-Wall", "-Wextra")

@@ -1,0 +1,73 @@
+// The matrix block: O += V^T P^T of one tile, then S = K Q^T of the next.
+//
+// PV comes first, so that P dies before S exists: in the other order 24 registers spill. Each fragment read from LDS
+// feeds three matrix instructions, one a query tile. Fragments are read kDepth - 1 ahead; the fences keep that order,
+// from which the compiler derives exact waits.
+#pragma once
+
+#include "layout.h"
+
+namespace moon {
+
+constexpr i32 kFragmentsV = 16;               // 2 halves of 32 keys x 8 dim blocks
+constexpr i32 kFragments = kFragmentsV + 16;  // 4 chunks of 32 dims x 4 key blocks
+constexpr i32 kDepth = 4;                     // fragments in registers
+
+using FragmentRing = bf16x8[kDepth];
+
+// Fragment `f` of the slot at which the lane's addresses point.
+__device__ __forceinline__ bf16x8 read_fragment(i32 f, u32 address_k, u32 address_v) {
+    if (f < kFragmentsV) {
+        const i32 half = f / kDimBlocks, d = f % kDimBlocks;
+        const bf16_quad low = lds_read_transposed(address_v + immediate_v(2 * half, d));
+        const bf16_quad high = lds_read_transposed(address_v + immediate_v(2 * half + 1, d));
+        return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+    }
+    const i32 chunk = (f - kFragmentsV) / kKeyBlocks, b = f % kKeyBlocks;
+    return lds_read(address_k + immediate_k(b, chunk));
+}
+
+__device__ __forceinline__ void multiply_fragment(Wave &w, i32 f, bf16x8 fragment) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; t++) {
+        if (f < kFragmentsV) {
+            const bf16x8 low = __builtin_shufflevector(w.p[t], w.p[t], 0, 1, 2, 3, 4, 5, 6, 7);
+            const bf16x8 high = __builtin_shufflevector(w.p[t], w.p[t], 8, 9, 10, 11, 12, 13, 14, 15);
+            f32x4 &o = w.o[t][f % kDimBlocks];
+            o = mfma(fragment, f < kDimBlocks ? low : high, o);
+        } else {
+            const i32 chunk = (f - kFragmentsV) / kKeyBlocks;
+            f32x4 &s = w.s[t][f % kKeyBlocks];
+            s = chunk == 0 ? mfma_zero(fragment, w.q[t][0]) : mfma(fragment, w.q[t][chunk], s);
+        }
+    }
+}
+
+// The first kDepth - 1 fragments from `first` on.
+__device__ __forceinline__ void fill_ring(FragmentRing &ring, i32 first, u32 address_k, u32 address_v) {
+#pragma unroll
+    for (i32 f = first; f < first + kDepth - 1; f++) ring[f % kDepth] = read_fragment(f, address_k, address_v);
+}
+
+// All products of the fragments from `first` on; `beside(f)` is issued behind those of fragment f.
+template <class Beside>
+__device__ __forceinline__ void multiply(Wave &w, i32 first, FragmentRing &ring, u32 address_k, u32 address_v,
+                                         Beside &&beside) {
+#pragma unroll
+    for (i32 f = first; f < kFragments; f++) {
+        const i32 ahead = f + kDepth - 1;
+        if (ahead < kFragments) ring[ahead % kDepth] = read_fragment(ahead, address_k, address_v);
+        fence();
+        multiply_fragment(w, f, ring[f % kDepth]);
+        beside(f);
+        fence();
+    }
+}
+
+// Row sums of the rounded P, on the matrix core: 48 additions a lane become three instructions.
+__device__ __forceinline__ void sum_rows(Wave &w) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; t++) w.row_sum[t] = smfmac(w.ones, w.p[t], w.row_sum[t], w.sparse_index);
+}
+
+}  // namespace moon
