@@ -16,6 +16,7 @@ class KernelSpec:
 
     Attributes:
         role: `forward`, `value_prepass` or `merge`.
+        family: which planner of `planning` knows its grid and workspace.
         rows: query rows a workgroup computes.
         alignment: bytes that tensors' addresses and strides must be multiples of.
         grid: how workgroups are numbered, see `planning`.
@@ -26,7 +27,9 @@ class KernelSpec:
     arch: str
     role: str
     kernarg_layout: str
+    kernarg_size: int
     block: tuple[int, int, int]
+    family: str = "general"
     lds_bytes: int = 0
     rounding: str = "rtne"
     rescale: str = "exact"
@@ -98,6 +101,11 @@ def needed_features(problem: Problem) -> frozenset[str]:
     return frozenset(name for name, wanted in needed.items() if wanted)
 
 
+def workgroups(problem: Problem, kernel: KernelSpec) -> int:
+    """Workgroups of a forward kernel, all dimensions of its grid together."""
+    return -(-problem.seqlen_q // kernel.rows) * problem.num_heads * problem.batch
+
+
 def route(problem: Problem, target: Target) -> Route | Fallback:
     """Choose the kernels for `problem` on `target`, or say why there are none.
 
@@ -134,12 +142,18 @@ def route(problem: Problem, target: Target) -> Route | Fallback:
         return Fallback(f"tensors aligned to {problem.alignment} bytes only", problem.shape_text())
     by_name = {kernel.name: kernel for kernel in target.kernels}
     chosen: Route | None = None
+    too_large = False
     for kernel in aligned:
         parts = [name for name in (kernel.name, kernel.value_prepass, kernel.merge) if name]
         if any(name in target.disabled or name not in by_name for name in parts):
             continue
+        if workgroups(problem, kernel) * kernel.block[0] >= 2**32:
+            too_large = True
+            continue
         chosen = Route(kernel, by_name.get(kernel.value_prepass), by_name.get(kernel.merge))
         break
+    if chosen is None and too_large:
+        return Fallback("more threads than a launch can have", problem.shape_text())
     if chosen is None:
         return Fallback("the kernel failed its self-test on this device")
 

@@ -1,0 +1,296 @@
+"""The HIP API by ctypes: exactly the functions that this package calls, bound with their argument types.
+
+The same binding serves the real `libamdhip64` (HIP 6 and 7) and the emulator's library, which exports the same names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
+from typing import Any, Final
+
+from ..errors import HipError, LibraryError
+
+HOST_TO_DEVICE: Final = 1
+DEVICE_TO_HOST: Final = 2
+STREAM_NON_BLOCKING: Final = 1
+ERROR_NO_DEVICE: Final = 100
+
+# hipDeviceAttribute_t; the second is known to HIP 7 only.
+ATTRIBUTE_NUMBER_OF_XCCS: Final = 10018
+
+#: Entries of the `extra` list of a launch.
+LAUNCH_PARAM_BUFFER_POINTER: Final = 1
+LAUNCH_PARAM_BUFFER_SIZE: Final = 2
+LAUNCH_PARAM_END: Final = 3
+
+_POINTER_OUT = POINTER(c_void_p)
+_INT_OUT = POINTER(c_int)
+
+REQUIRED: Final[dict[str, tuple[Any, ...]]] = {
+    "hipGetDeviceCount": (_INT_OUT,),
+    "hipSetDevice": (c_int,),
+    "hipGetDevice": (_INT_OUT,),
+    "hipGetDevicePropertiesR0600": (c_void_p, c_int),
+    "hipDeviceGetAttribute": (_INT_OUT, c_int, c_int),
+    "hipDriverGetVersion": (_INT_OUT,),
+    "hipRuntimeGetVersion": (_INT_OUT,),
+    "hipMalloc": (_POINTER_OUT, c_size_t),
+    "hipFree": (c_void_p,),
+    "hipMemcpy": (c_void_p, c_void_p, c_size_t, c_int),
+    "hipMemset": (c_void_p, c_int, c_size_t),
+    "hipModuleLoadData": (_POINTER_OUT, c_void_p),
+    "hipModuleUnload": (c_void_p,),
+    "hipModuleGetFunction": (_POINTER_OUT, c_void_p, c_char_p),
+    "hipModuleLaunchKernel": (
+        c_void_p,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+    ),
+    "hipStreamCreateWithFlags": (_POINTER_OUT, c_uint),
+    "hipStreamDestroy": (c_void_p,),
+    "hipStreamSynchronize": (c_void_p,),
+    "hipDeviceSynchronize": (),
+    "hipEventCreate": (_POINTER_OUT,),
+    "hipEventDestroy": (c_void_p,),
+    "hipEventRecord": (c_void_p, c_void_p),
+    "hipEventSynchronize": (c_void_p,),
+    "hipEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
+    "hipGetLastError": (),
+}
+
+#: What the emulator exports beyond HIP: name to (result, arguments).
+EMULATOR_ONLY: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "moonEmuSetOption": (c_int, (c_char_p, c_char_p)),
+    "moonEmuLastMessage": (c_char_p, ()),
+    "moonEmuReport": (c_char_p, ()),
+    "moonEmuDisassemble": (c_char_p, (c_void_p, c_size_t)),
+}
+
+
+class DeviceProperties(ctypes.Structure):
+    """`hipDeviceProp_tR0600`: 1,472 bytes, of which the named ones are read here."""
+
+    _fields_ = (
+        ("name", ctypes.c_char * 256),
+        ("_unread_0", ctypes.c_byte * 40),
+        ("shared_mem_per_block", c_size_t),  # at 296
+        ("_unread_1", ctypes.c_byte * 4),
+        ("warp_size", c_int),  # at 308
+        ("_unread_2", ctypes.c_byte * 76),
+        ("multi_processor_count", c_int),  # at 388
+        ("_unread_3", ctypes.c_byte * 768),
+        ("gcn_arch_name", ctypes.c_char * 256),  # at 1160
+        ("_unread_4", ctypes.c_byte * 56),
+    )
+
+
+class Hip:
+    """A bound HIP library. Every method raises `HipError` where HIP answers anything but success.
+
+    Args:
+        path: file name or soname to load; a library that the process has already mapped is shared.
+
+    Raises:
+        LibraryError: it cannot be loaded, or lacks a function.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._library: Any = ctypes.CDLL(path)
+        except OSError as error:
+            raise LibraryError(f"HIP library {path}: {error}") from None
+        try:
+            for name, argtypes in REQUIRED.items():
+                function = getattr(self._library, name)
+                function.argtypes = argtypes
+                function.restype = c_int
+            for name in ("hipGetErrorName", "hipGetErrorString"):
+                function = getattr(self._library, name)
+                function.argtypes = (c_int,)
+                function.restype = c_char_p
+        except AttributeError as error:
+            raise LibraryError(f"HIP library {path}: {error}; HIP 6 or 7 is needed") from None
+        self.is_emulator = hasattr(self._library, "moonEmuSetOption")
+        if self.is_emulator:
+            for name, (restype, argtypes) in EMULATOR_ONLY.items():
+                function = getattr(self._library, name)
+                function.argtypes = argtypes
+                function.restype = restype
+        #: `hipModuleLaunchKernel` itself, for the launcher's hot path; `check` its result.
+        self.launch_kernel: Any = self._library.hipModuleLaunchKernel
+
+    def check(self, function: str, code: int) -> None:
+        """Raise `HipError` unless `code` is hipSuccess."""
+        if code == 0:
+            return
+        message = ""
+        if self.is_emulator:
+            message = (self._library.moonEmuLastMessage() or b"").decode(errors="replace")
+        name = (self._library.hipGetErrorName(code) or b"").decode(errors="replace")
+        text = (self._library.hipGetErrorString(code) or b"").decode(errors="replace")
+        # HIP 7 keeps an error until it is read; left there, torch's next check would report it as its own.
+        self._library.hipGetLastError()
+        raise HipError(function, code, name, text, message)
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        self.check(function, getattr(self._library, function)(*arguments))
+
+    def _pointer(self, function: str, *arguments: Any) -> int:
+        out = c_void_p()
+        self._call(function, byref(out), *arguments)
+        return out.value or 0
+
+    def _int(self, function: str, *arguments: Any) -> int:
+        out = c_int()
+        self._call(function, byref(out), *arguments)
+        return out.value
+
+    # --- devices ---------------------------------------------------------------------------------------------------
+
+    def device_count(self) -> int:
+        """Number of devices; 0 where HIP says that there is none."""
+        out = c_int()
+        code = self._library.hipGetDeviceCount(byref(out))
+        if code == ERROR_NO_DEVICE:
+            self._library.hipGetLastError()
+            return 0
+        self.check("hipGetDeviceCount", code)
+        return out.value
+
+    def get_device(self) -> int:
+        """This thread's current device."""
+        return self._int("hipGetDevice")
+
+    def set_device(self, ordinal: int) -> None:
+        """Make `ordinal` this thread's current device."""
+        self._call("hipSetDevice", ordinal)
+
+    def properties(self, ordinal: int) -> DeviceProperties:
+        """The properties of a device, R0600 layout."""
+        properties = DeviceProperties()
+        self._call("hipGetDevicePropertiesR0600", byref(properties), ordinal)
+        return properties
+
+    def attribute(self, attribute: int, ordinal: int) -> int | None:
+        """A device attribute, None where this HIP does not know it."""
+        out = c_int()
+        if self._library.hipDeviceGetAttribute(byref(out), attribute, ordinal):
+            self._library.hipGetLastError()
+            return None
+        return out.value
+
+    def versions(self) -> tuple[int, int]:
+        """Driver and runtime version, as HIP encodes them."""
+        return self._int("hipDriverGetVersion"), self._int("hipRuntimeGetVersion")
+
+    def synchronize(self) -> None:
+        """Wait for all work of the current device."""
+        self._call("hipDeviceSynchronize")
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def malloc(self, size: int) -> int:
+        """Device memory, uninitialised; its address."""
+        return self._pointer("hipMalloc", size)
+
+    def free(self, address: int) -> None:
+        """Give device memory back."""
+        self._call("hipFree", address)
+
+    def copy_to_device(self, device: int, host: int, size: int) -> None:
+        """Copy `size` bytes from host to device memory, blocking."""
+        self._call("hipMemcpy", device, host, size, HOST_TO_DEVICE)
+
+    def copy_to_host(self, host: int, device: int, size: int) -> None:
+        """Copy `size` bytes from device to host memory, after the work of the null stream, blocking."""
+        self._call("hipMemcpy", host, device, size, DEVICE_TO_HOST)
+
+    def memset(self, device: int, value: int, size: int) -> None:
+        """Set `size` bytes of device memory to `value`."""
+        self._call("hipMemset", device, value, size)
+
+    # --- modules ---------------------------------------------------------------------------------------------------
+
+    def load_module(self, image: bytes) -> int:
+        """Load a code object on the current device. The image must be whole: HIP aborts on a truncated ELF."""
+        return self._pointer("hipModuleLoadData", ctypes.cast(ctypes.c_char_p(image), c_void_p))
+
+    def unload_module(self, module: int) -> None:
+        """Unload a code object."""
+        self._call("hipModuleUnload", module)
+
+    def get_function(self, module: int, name: str) -> int:
+        """A kernel of a module by its name, without `.kd`."""
+        return self._pointer("hipModuleGetFunction", module, name.encode())
+
+    # --- streams and events ----------------------------------------------------------------------------------------
+
+    def create_stream(self) -> int:
+        """A stream that does not wait for the null stream."""
+        return self._pointer("hipStreamCreateWithFlags", STREAM_NON_BLOCKING)
+
+    def destroy_stream(self, stream: int) -> None:
+        """Destroy a stream."""
+        self._call("hipStreamDestroy", stream)
+
+    def synchronize_stream(self, stream: int) -> None:
+        """Wait for a stream; 0 is the null stream."""
+        self._call("hipStreamSynchronize", stream)
+
+    def create_event(self) -> int:
+        """An event with timing."""
+        return self._pointer("hipEventCreate")
+
+    def destroy_event(self, event: int) -> None:
+        """Destroy an event."""
+        self._call("hipEventDestroy", event)
+
+    def record_event(self, event: int, stream: int) -> None:
+        """Record an event on a stream."""
+        self._call("hipEventRecord", event, stream)
+
+    def elapsed_ms(self, start: int, stop: int) -> float:
+        """Milliseconds between two recorded events, waiting for the second."""
+        self._call("hipEventSynchronize", stop)
+        out = c_float()
+        self._call("hipEventElapsedTime", byref(out), start, stop)
+        return out.value
+
+    # --- the emulator's own ----------------------------------------------------------------------------------------
+
+    def set_option(self, key: str, value: str) -> None:
+        """Set an option of the emulator.
+
+        Raises:
+            LibraryError: this is not the emulator.
+            HipError: unknown key or value.
+        """
+        self._require_emulator("moonEmuSetOption")
+        self._call("moonEmuSetOption", key.encode(), value.encode())
+
+    def report(self) -> str:
+        """JSON of this thread's last launch in the emulator."""
+        self._require_emulator("moonEmuReport")
+        return (self._library.moonEmuReport() or b"").decode()
+
+    def disassemble(self, image: bytes) -> str:
+        """JSON list of the decoded instructions of a code object, by the emulator's decoder."""
+        self._require_emulator("moonEmuDisassemble")
+        return (self._library.moonEmuDisassemble(image, len(image)) or b"").decode()
+
+    def _require_emulator(self, function: str) -> None:
+        if not self.is_emulator:
+            raise LibraryError(f"{function}: {self.path} is not the emulator")
+
+
+assert ctypes.sizeof(DeviceProperties) == 1472

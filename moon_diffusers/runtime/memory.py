@@ -1,0 +1,105 @@
+"""Host tensors on a device: storage spans copied as they lie, so that strides stay and no byte beyond them exists."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from .hip import Hip
+
+#: Bytes up to which the gaps of a span are copied along; beyond, only the rows are.
+COPY_WHOLE = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class HostArray:
+    """A strided array in host memory.
+
+    Attributes:
+        address: of the element at index 0.
+        shape, strides: strides in elements, none negative.
+        itemsize: bytes an element.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def span(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        if 0 in self.shape:
+            return 0
+        last = sum((length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * self.itemsize
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """(byte offset, byte length) of each contiguous row along the last dimension."""
+        *outer_shape, length = self.shape
+        *outer_strides, stride = self.strides
+        assert stride == 1 or length == 1
+        for index in itertools.product(*(range(n) for n in outer_shape)):
+            offset = sum(i * s for i, s in zip(index, outer_strides, strict=True))
+            yield offset * self.itemsize, length * self.itemsize
+
+    @property
+    def size(self) -> int:
+        """Bytes of the elements alone."""
+        size = self.itemsize
+        for length in self.shape:
+            size *= length
+        return size
+
+
+class Staging:
+    """Device memory of one call."""
+
+    def __init__(self, hip: Hip) -> None:
+        self._hip = hip
+        self._owned: list[int] = []
+
+    def allocate(self, size: int) -> int:
+        """Device memory that lives until the end of the call."""
+        address = self._hip.malloc(max(size, 1))
+        self._owned.append(address)
+        return address
+
+    def upload(self, array: HostArray) -> int:
+        """A copy of `array` with the same strides; the device address of its first element."""
+        span = array.span
+        device = self.allocate(span)
+        # A huge sparse view keeps its gaps unwritten: what nobody reads need not be copied.
+        if span <= COPY_WHOLE or span <= 4 * array.size:
+            self._hip.copy_to_device(device, array.address, span)
+        else:
+            for offset, length in array.runs():
+                self._hip.copy_to_device(device + offset, array.address + offset, length)
+        return device
+
+    def output(self, array: HostArray) -> int:
+        """Device memory for a dense result, filled with NaN so that a cell nobody writes shows."""
+        device = self.allocate(array.span)
+        self._hip.memset(device, 0xFF, array.span)
+        return device
+
+    def download(self, array: HostArray, device: int) -> None:
+        """Copy a dense result back, after all work of the null stream."""
+        self._hip.copy_to_host(array.address, device, array.span)
+
+    def release(self) -> None:
+        """Free everything."""
+        while self._owned:
+            self._hip.free(self._owned.pop())
+
+
+@contextmanager
+def staging(hip: Hip) -> Iterator[Staging]:
+    """A `Staging` that is released at the end of the block, also after an error."""
+    stage = Staging(hip)
+    try:
+        yield stage
+    finally:
+        stage.release()
