@@ -1,15 +1,32 @@
-"""From tensors to a launch: the key of the call, its cached route and plan, the output tensors."""
+"""From tensors to launches: the key of a call, its cached route and plan, output tensors, addresses."""
 
 from __future__ import annotations
 
+import math
+import os
+import threading
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .emulation import current_placement
-from .routing import Fallback
+from . import masks
+from .emulation import Placement, current_placement
+from .errors import ArgumentError, CodeObjectError, HipError, LibraryError, PlanError
+from .planning import plan
+from .problem import LAYOUTS, Problem, check_choice
+from .routing import Fallback, Target, route
+from .runtime import device as devices
+from .runtime import selftest
+from .runtime.device import Device
+from .runtime.launcher import PreparedPlan
+from .runtime.memory import HostArray, staging
+
+#: What the emulator computes on one core, score elements a second, checks off: see `scripts/`' benchmark.
+EMULATED_SCORES_PER_SECOND = 2e6
+#: Kinds of calls remembered per session; a pipeline has a handful.
+MAX_KINDS = 4096
 
 
 class Request(NamedTuple):
@@ -32,19 +49,404 @@ class Served:
     lse: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Everything about one kind of call that does not depend on addresses."""
+
+    label: str
+    prepared: PreparedPlan
+    return_lse: bool
+    has_seqlens_k: bool
+
+
+class Session:
+    """One device as the tensors of a process see it, with all kinds of calls met so far.
+
+    Args:
+        device: where kernels run.
+        staged: tensors are in host memory and are copied; else their addresses are the device's own.
+        work_limit: estimated seconds above which a call falls back, 0 for no limit.
+        suffix: put behind the kernel's label in the summary.
+    """
+
+    def __init__(self, device: Device, *, staged: bool, work_limit: float = 0.0, suffix: str = "") -> None:
+        self.device = device
+        self.staged = staged
+        self.work_limit = work_limit
+        self.suffix = suffix
+        self._kinds: dict[tuple[Any, ...], Ready | Fallback] = {}
+        self._lock = threading.RLock()
+
+    def serve(self, q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, request: Request) -> Served | Fallback:
+        """Run one call, or say why not."""
+        # Copies start at the same offset from 16 bytes as their originals.
+        misaligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
+        kind = (
+            request,
+            q.shape,
+            k.shape,
+            v.shape,
+            q.stride(),
+            k.stride(),
+            v.stride(),
+            q.dtype,
+            k.dtype,
+            v.dtype,
+            seqlens_k is not None,
+            misaligned,
+        )
+        ready = self._kinds.get(kind)
+        if ready is None:
+            ready = self._prepare(kind, q, k, v, seqlens_k, request, misaligned)
+        if isinstance(ready, Fallback):
+            return ready
+        out = empty_output(q, v, request.layout)
+        lse = empty_lse(q, request.layout) if ready.return_lse else None
+        if seqlens_k is not None and not (seqlens_k.dtype is torch.int32 and seqlens_k.is_contiguous()):
+            seqlens_k = seqlens_k.to(torch.int32).contiguous()
+        run = self._run_staged if self.staged else self._run_direct
+        run(ready, q, k, v, seqlens_k, out, lse)
+        return Served(ready.label, out, lse)
+
+    def _prepare(
+        self,
+        kind: tuple[Any, ...],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        seqlens_k: Tensor | None,
+        request: Request,
+        misaligned: int,
+    ) -> Ready | Fallback:
+        with self._lock:
+            ready = self._kinds.get(kind)
+            if ready is None:
+                try:
+                    ready = self._decide(q, k, v, seqlens_k, request, misaligned)
+                except _NotNow as refusal:
+                    return refusal.fallback
+                if len(self._kinds) >= MAX_KINDS:
+                    self._kinds.clear()
+                self._kinds[kind] = ready
+            return ready
+
+    def _decide(
+        self, q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, request: Request, misaligned: int
+    ) -> Ready | Fallback:
+        problem = describe(q, k, v, seqlens_k, request, misaligned)
+        if isinstance(problem, Fallback):
+            return problem
+        while True:
+            chosen = route(problem, self._target())
+            if isinstance(chosen, Fallback):
+                return chosen
+            if not self.staged and chosen.forward.name not in self.device.tested and _capturing():
+                raise _NotNow(Fallback("first use of a kernel inside a graph capture: warm up before capturing"))
+            if not selftest.ensure(self.device, chosen):
+                continue
+            try:
+                prepared = self.device.prepare(plan(problem, chosen, self.device.info))
+            except (CodeObjectError, PlanError, HipError) as error:
+                return Fallback("the kernel could not be loaded", str(error))
+            label = chosen.label + self.suffix
+            return Ready(label, prepared, request.return_lse, seqlens_k is not None)
+
+    def _target(self) -> Target:
+        device = self.device
+        speed = EMULATED_SCORES_PER_SECOND * (os.cpu_count() or 1) if device.emulated else 0.0
+        return Target(device.info.arch, device.kernels, device.disabled, speed, self.work_limit)
+
+    def _run_direct(
+        self,
+        ready: Ready,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        seqlens_k: Tensor | None,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        addresses = {"q": q.data_ptr(), "k": k.data_ptr(), "v": v.data_ptr(), "o": out.data_ptr()}
+        if lse is not None:
+            addresses["lse"] = lse.data_ptr()
+        if seqlens_k is not None:
+            addresses["seqlens_k"] = seqlens_k.data_ptr()
+        if ready.prepared.workspace_bytes:
+            # Torch's allocator gives it back in stream order, so it may die before the kernel has run.
+            workspace = torch.empty(ready.prepared.workspace_bytes, dtype=torch.uint8, device=q.device)
+            addresses["workspace"] = workspace.data_ptr()
+        if q.device.type == "cpu":
+            ready.prepared(0, addresses)
+            return
+        index = q.device.index
+        stream = _raw_stream(index)
+        if torch.cuda.current_device() == index:
+            ready.prepared(stream, addresses)
+        else:
+            with torch.cuda.device(index):
+                ready.prepared(stream, addresses)
+
+    def _run_staged(
+        self,
+        ready: Ready,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        seqlens_k: Tensor | None,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        hip = self.device.hip
+        with self.device.current(), staging(hip) as stage:
+            addresses = {name: stage.upload(_host(tensor)) for name, tensor in (("q", q), ("k", k), ("v", v))}
+            results = [("o", out)] if lse is None else [("o", out), ("lse", lse)]
+            for name, tensor in results:
+                addresses[name] = stage.output(_host(tensor))
+            if seqlens_k is not None:
+                addresses["seqlens_k"] = stage.upload(_host(seqlens_k))
+            if ready.prepared.workspace_bytes:
+                addresses["workspace"] = stage.allocate(ready.prepared.workspace_bytes)
+            ready.prepared(0, addresses)
+            for name, tensor in results:
+                stage.download(_host(tensor), addresses[name])
+
+
+class _NotNow(Exception):
+    """A fallback that says nothing about the next call of the same kind."""
+
+    def __init__(self, fallback: Fallback) -> None:
+        super().__init__(fallback.reason)
+        self.fallback = fallback
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, layout: str) -> None:
+    """Raise `ArgumentError` where q, k and v do not fit together."""
+    check_choice("layout", layout, LAYOUTS)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ArgumentError(name, f"shape {tuple(tensor.shape)}", f"four dimensions ({', '.join(layout.upper())})")
+    seq, head = (1, 2) if layout == "bshd" else (2, 1)
+    if k.shape[0] != q.shape[0]:
+        raise ArgumentError("k", f"batch {k.shape[0]}", f"the batch of q, {q.shape[0]}")
+    if k.shape[3] != q.shape[3]:
+        raise ArgumentError("k", f"head dim {k.shape[3]}", f"the head dim of q, {q.shape[3]}")
+    if v.shape[0] != k.shape[0]:
+        raise ArgumentError("v", f"batch {v.shape[0]}", f"the batch of q, {q.shape[0]}")
+    if v.shape[seq] != k.shape[seq]:
+        raise ArgumentError("v", f"length {v.shape[seq]}", f"the length of k, {k.shape[seq]}")
+    if v.shape[head] != k.shape[head]:
+        raise ArgumentError("v", f"{v.shape[head]} heads", f"the heads of k, {k.shape[head]}")
+    if k.shape[head] == 0 or q.shape[head] % k.shape[head]:
+        raise ArgumentError("k", f"{k.shape[head]} heads", f"a divisor of q's {q.shape[head]} heads")
+
+
+def describe(
+    q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, request: Request, misaligned: int
+) -> Problem | Fallback:
+    """The call as a `Problem`, or why it cannot be one.
+
+    Args:
+        misaligned: the low four bits of all addresses, joined.
+
+    Raises:
+        ArgumentError: shapes that do not fit together, or a scale that is no number.
+    """
+    check_shapes(q, k, v, request.layout)
+    if request.softmax_scale is not None and not math.isfinite(request.softmax_scale):
+        raise ArgumentError("softmax_scale", repr(request.softmax_scale), "a finite number, None for head_dim ** -0.5")
+    seq, head = (1, 2) if request.layout == "bshd" else (2, 1)
+    if 0 in q.shape or 0 in k.shape:
+        return Fallback("empty tensors")
+    if not q.dtype == k.dtype == v.dtype:
+        return Fallback("q, k and v of different dtypes")
+    if not q.device == k.device == v.device:
+        return Fallback("q, k and v on different devices")
+    if v.shape[3] != q.shape[3]:
+        return Fallback("head dims of v and q differ")
+    if any(tensor.stride(3) != 1 for tensor in (q, k, v)):
+        return Fallback("head dim not contiguous")
+    if any(tensor.is_conj() or tensor.is_neg() for tensor in (q, k, v)):
+        return Fallback("lazily negated tensors")
+    strides = [(t.stride(0), t.stride(head), t.stride(seq)) for t in (q, k, v)]
+    # Strides of a dimension of one are never used, and torch lets them be anything.
+    for tensor, used in zip((q, k, v), strides, strict=True):
+        for dim, stride in zip((0, head, seq), used, strict=True):
+            if tensor.shape[dim] > 1:
+                misaligned |= (stride * q.element_size()) & 15
+    out_strides = _output_strides(q, v, request.layout)
+    scale = request.softmax_scale
+    return Problem(
+        batch=q.shape[0],
+        num_heads=q.shape[head],
+        num_heads_kv=k.shape[head],
+        seqlen_q=q.shape[seq],
+        seqlen_k=k.shape[seq],
+        head_dim=q.shape[3],
+        dtype=str(q.dtype).removeprefix("torch."),
+        q_strides=strides[0],
+        k_strides=strides[1],
+        v_strides=strides[2],
+        o_strides=(out_strides[0], out_strides[head], out_strides[seq]),
+        softmax_scale=float(q.shape[3]) ** -0.5 if scale is None else float(scale),
+        alignment=16 if misaligned == 0 else misaligned & -misaligned,
+        causal=request.causal,
+        rounding=request.rounding,
+        rescale=request.rescale,
+        return_lse=request.return_lse,
+        has_seqlens_k=seqlens_k is not None,
+    )
+
+
 def serve(
-    q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, attn_mask: Tensor | None, request: Request
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seqlens_k: Tensor | None,
+    attn_mask: Tensor | None,
+    request: Request,
+    remember_mask: bool = False,
 ) -> Served | Fallback:
-    """Run the call on a kernel, or say why not. Raises nothing for calls that torch SDPA would take."""
-    kind = q.device.type
+    """Run the call on a kernel, or say why not.
+
+    Raises:
+        HipError: a launch failed; nothing was computed.
+    """
+    session = _session(q.device)
+    if isinstance(session, Fallback):
+        return session
+    if attn_mask is None:
+        return session.serve(q, k, v, seqlens_k, request)
+    return _serve_masked(session, q, k, v, seqlens_k, attn_mask, request, remember_mask)
+
+
+_mask_cache = masks.MaskCache()
+
+
+def _serve_masked(
+    session: Session,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seqlens_k: Tensor | None,
+    attn_mask: Tensor,
+    request: Request,
+    remember: bool,
+) -> Served | Fallback:
+    """A call whose mask only chooses keys is the call over those keys."""
+    if request.causal or seqlens_k is not None:
+        return Fallback("a mask together with causal or seqlens_k")
+    if attn_mask.device != q.device:
+        return Fallback("a mask on another device")
+    seq, head = (1, 2) if request.layout == "bshd" else (2, 1)
+    read = _mask_cache.read if remember else masks.read_mask
+    mask = read(attn_mask, q.shape[0], q.shape[head], q.shape[seq], k.shape[seq])
+    if mask.reason:
+        return Fallback(mask.reason)
+    if mask.keys:
+        k, v, seqlens_k = _select_keys(k, v, mask.keys, seq)
+    served = session.serve(q, k, v, seqlens_k, request)
+    if isinstance(served, Fallback) or mask.rows is None:
+        return served
+    hidden = ~mask.rows.to(q.device).expand(q.shape[0], -1)
+    out = served.out if request.layout == "bshd" else served.out.transpose(1, 2)
+    out.masked_fill_(hidden[:, :, None, None], 0.0)
+    if served.lse is not None:
+        served.lse.masked_fill_(hidden[:, None, :], -torch.inf)
+    return served
+
+
+def _select_keys(k: Tensor, v: Tensor, keys: tuple[masks.Keys, ...], seq: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """K and V of the chosen keys alone: views where they are neighbours, copies where there are gaps."""
+    first = keys[0]
+    if all(isinstance(entry, slice) and entry == first for entry in keys):
+        assert isinstance(first, slice)
+        length = first.stop - first.start
+        return k.narrow(seq, first.start, length), v.narrow(seq, first.start, length), None
+    if len(keys) == 1:
+        assert isinstance(first, Tensor)
+        return k.index_select(seq, first), v.index_select(seq, first), None
+    lengths = [entry.stop - entry.start if isinstance(entry, slice) else entry.numel() for entry in keys]
+    longest = max(lengths)
+    valid = torch.tensor(lengths, dtype=torch.int32, device=k.device)
+    if all(isinstance(entry, slice) and entry.start == 0 for entry in keys):
+        return k.narrow(seq, 0, longest), v.narrow(seq, 0, longest), valid
+
+    def pack(tensor: Tensor) -> Tensor:
+        shape = list(tensor.shape)
+        shape[seq] = longest
+        # Zeros, not garbage: what lies behind the valid keys meets a weight of 0, and 0 x NaN is NaN.
+        packed = tensor.new_zeros(shape)
+        for entry, chosen in enumerate(keys):
+            source, target = tensor[entry], packed[entry].narrow(seq - 1, 0, lengths[entry])
+            if isinstance(chosen, slice):
+                target.copy_(source.narrow(seq - 1, chosen.start, lengths[entry]))
+            else:
+                target.copy_(source.index_select(seq - 1, chosen))
+        return packed
+
+    return pack(k), pack(v), valid
+
+
+# --- sessions --------------------------------------------------------------------------------------------------------
+
+_sessions: dict[Placement | int, Session | Fallback] = {}
+_sessions_lock = threading.Lock()
+
+
+def _session(device: torch.device) -> Session | Fallback:
+    key: Placement | int
+    kind = device.type
     if kind == "cpu":
         placement = current_placement()
         if placement is None:
             return Fallback("CPU tensors outside emulate() and offload()")
-        return Fallback("no kernel built")
-    if kind != "cuda" or torch.version.hip is None:
-        return Fallback(f"{kind} tensors in a torch without ROCm" if kind == "cuda" else f"{kind} tensors")
-    return Fallback("no kernel built")
+        key = placement
+    elif kind == "cuda":
+        if torch.version.hip is None:
+            return Fallback("cuda tensors in a torch without ROCm")
+        key = device.index
+    else:
+        return Fallback(f"{kind} tensors")
+    session = _sessions.get(key)
+    if session is None:
+        with _sessions_lock:
+            session = _sessions.get(key)
+            if session is None:
+                session = _sessions[key] = _open(key)
+    return session
+
+
+def _open(key: Placement | int) -> Session | Fallback:
+    try:
+        if isinstance(key, int):
+            # Torch has mapped its own library, and its device numbers are that library's.
+            return Session(devices.open_real(key), staged=False)
+        if key.kind == "emulate":
+            device = devices.open_emulated(key.arch)
+            return Session(device, staged=True, work_limit=key.work_limit, suffix=", emulated")
+        return Session(devices.open_real(), staged=True, suffix=", offloaded")
+    except (LibraryError, CodeObjectError, HipError) as error:
+        return Fallback("no usable kernels or HIP library", str(error))
+
+
+def reset() -> None:
+    """Forget all sessions, e.g. after the build products or the environment changed."""
+    with _sessions_lock:
+        _sessions.clear()
+    _mask_cache.clear()
+
+
+def _after_fork() -> None:
+    global _sessions_lock
+    _sessions_lock = threading.Lock()
+    _sessions.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
 
 
 def empty_output(q: Tensor, v: Tensor, layout: str) -> Tensor:
@@ -58,8 +460,33 @@ def empty_output(q: Tensor, v: Tensor, layout: str) -> Tensor:
     return torch.empty((batch, second, third, head_dim), dtype=q.dtype, device=q.device)
 
 
+def _output_strides(q: Tensor, v: Tensor, layout: str) -> tuple[int, int, int]:
+    """The strides of `empty_output`, without the tensor."""
+    _, second, third, _ = q.shape
+    head_dim = v.shape[3]
+    if layout == "bhsd" and q.stride(1) < q.stride(2):
+        return second * third * head_dim, head_dim, second * head_dim
+    return second * third * head_dim, third * head_dim, head_dim
+
+
 def empty_lse(q: Tensor, layout: str) -> Tensor:
     """Uninitialised log-sum-exp for `q`: fp32 (B, H, Sq)."""
     batch, second, third, _ = q.shape
     heads, rows = (third, second) if layout == "bshd" else (second, third)
     return torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
+
+
+def _host(tensor: Tensor) -> HostArray:
+    # A dense view of another order (BHSD over BSHD memory) spans the same bytes.
+    return HostArray(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _raw_stream(index: int) -> int:
+    fast = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if fast is not None:
+        return int(fast(index))
+    return int(torch.cuda.current_stream(index).cuda_stream)

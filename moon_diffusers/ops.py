@@ -16,16 +16,18 @@ import torch
 from torch import Tensor
 
 from . import counters, dispatch, fallback
-from .errors import ArgumentError
-from .problem import LAYOUTS, RESCALES, ROUNDINGS, check_choice
+from .dispatch import check_shapes
+from .problem import RESCALES, ROUNDINGS, check_choice
 from .routing import Fallback
 
 _OPTIONS = (
     "Tensor q, Tensor k, Tensor v, Tensor? seqlens_k, Tensor? attn_mask, float? softmax_scale, str layout, "
-    "bool causal, str rounding, str rescale, bool? strict, str scope, str refusal"
+    "bool causal, str rounding, str rescale, bool? strict, str scope, str refusal, bool remember_mask"
 )
 
 # torch.library.custom_op would cost some 20 us a call here; the same operators made by hand cost 5.
+__all__ = ["attention", "autocast", "check_shapes"]
+
 _library: Any = torch.library.Library("moon_diffusers", "DEF")  # type: ignore[no-untyped-call]
 _library.define(f"attention({_OPTIONS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _library.define(f"attention_lse({_OPTIONS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
@@ -149,6 +151,8 @@ def attention(
         strict,
         scope,
         refusal,
+        # Compiled code reuses buffers behind torch's back, so a mask that it made is read anew each time.
+        not torch.compiler.is_compiling(),
     )
     return result
 
@@ -160,27 +164,6 @@ def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dtype = torch.get_autocast_dtype(kind)
         return q.to(dtype), k.to(dtype), v.to(dtype)
     return q, k, v
-
-
-def check_shapes(q: Tensor, k: Tensor, v: Tensor, layout: str) -> None:
-    """Raise `ArgumentError` where q, k and v do not fit together."""
-    check_choice("layout", layout, LAYOUTS)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
-            raise ArgumentError(name, f"shape {tuple(tensor.shape)}", f"four dimensions ({', '.join(layout.upper())})")
-    seq, head = (1, 2) if layout == "bshd" else (2, 1)
-    if k.shape[0] != q.shape[0]:
-        raise ArgumentError("k", f"batch {k.shape[0]}", f"the batch of q, {q.shape[0]}")
-    if k.shape[3] != q.shape[3]:
-        raise ArgumentError("k", f"head dim {k.shape[3]}", f"the head dim of q, {q.shape[3]}")
-    if v.shape[0] != k.shape[0]:
-        raise ArgumentError("v", f"batch {v.shape[0]}", f"the batch of q, {q.shape[0]}")
-    if v.shape[seq] != k.shape[seq]:
-        raise ArgumentError("v", f"length {v.shape[seq]}", f"the length of k, {k.shape[seq]}")
-    if v.shape[head] != k.shape[head]:
-        raise ArgumentError("v", f"{v.shape[head]} heads", f"the heads of k, {k.shape[head]}")
-    if k.shape[head] == 0 or q.shape[head] % k.shape[head]:
-        raise ArgumentError("k", f"{k.shape[head]} heads", f"a divisor of q's {q.shape[head]} heads")
 
 
 def _run(
@@ -198,9 +181,11 @@ def _run(
     strict: bool | None,
     scope: str,
     refusal: str,
+    remember_mask: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     request = dispatch.Request(layout, softmax_scale, causal, rounding, rescale, want_lse)
-    outcome = dispatch.serve(q, k, v, seqlens_k, attn_mask, request) if not refusal else Fallback(refusal)
+    outcome: dispatch.Served | Fallback
+    outcome = Fallback(refusal) if refusal else dispatch.serve(q, k, v, seqlens_k, attn_mask, request, remember_mask)
     if not isinstance(outcome, Fallback):
         counters.record_served(outcome.label, scope)
         return outcome.out if outcome.lse is None else (outcome.out, outcome.lse)

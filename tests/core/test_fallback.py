@@ -1,7 +1,5 @@
 """The fallback alone: right, counted, differentiable, traceable, memory-efficient."""
 
-import math
-
 import pytest
 import torch
 
@@ -9,42 +7,9 @@ import moon_diffusers
 from moon_diffusers import counters, fallback, ops
 from moon_diffusers.errors import ArgumentError, StrictError
 
+from .helpers import bhsd, reference, relative, visible
+
 NO_PLACE = "CPU tensors outside emulate() and offload()"
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch):
-    for name in ("MOON_EMULATE", "MOON_OFFLOAD", "MOON_STRICT"):
-        monkeypatch.delenv(name, raising=False)
-    moon_diffusers.reset_summary()
-    torch.manual_seed(0)
-    yield
-    moon_diffusers.reset_summary()
-
-
-def reference(q, k, v, scale=None, allowed=None):
-    """fp64, BHSD; also the log-sum-exp."""
-    q, k, v = q.double(), k.double(), v.double()
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, -math.inf)
-    lse = scores.logsumexp(-1)
-    weights = torch.where(lse.isinf().unsqueeze(-1), torch.zeros_like(scores), (scores - lse.unsqueeze(-1)).exp())
-    return weights @ v, lse
-
-
-def bhsd(batch, heads, heads_kv, seqlen_q, seqlen_k, dim=128, dtype=torch.bfloat16):
-    return (
-        torch.randn(batch, heads, seqlen_q, dim, dtype=dtype),
-        torch.randn(batch, heads_kv, seqlen_k, dim, dtype=dtype),
-        torch.randn(batch, heads_kv, seqlen_k, dim, dtype=dtype),
-    )
-
-
-def relative(a, b):
-    return float((a.double() - b).norm() / b.norm())
 
 
 def test_plain_call_is_torch_sdpa_and_counted():
@@ -77,14 +42,8 @@ def test_layouts_agree_and_output_keeps_the_memory_order():
 def test_masks_lse_and_chunks(monkeypatch, seqlen_q, seqlen_k, limit, lengths, causal):
     monkeypatch.setattr(fallback, "MAX_SCORES", limit)
     q, k, v = bhsd(2, 4, 2, seqlen_q, seqlen_k)
-    allowed = torch.ones(2, 1, seqlen_q, seqlen_k, dtype=torch.bool)
+    allowed = visible(2, seqlen_q, seqlen_k, causal, lengths)
     seqlens_k = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
-    for batch in range(2):
-        valid = seqlen_k if lengths is None else min(lengths[batch], seqlen_k)
-        for row in range(seqlen_q):
-            for column in range(seqlen_k):
-                seen = column < valid and (not causal or column - (valid - seqlen_q) <= row)
-                allowed[batch, 0, row, column] = seen
     expected, expected_lse = reference(q, k, v, allowed=allowed)
     if lengths is not None:
         seqlens_k = seqlens_k.clamp(max=seqlen_k)
@@ -241,7 +200,7 @@ def test_compiles_as_one_graph_with_dynamic_shapes(backend):
 
 def test_operators_pass_torchs_own_check():
     q, k, v = (t.transpose(1, 2) for t in bhsd(1, 2, 2, 5, 7))
-    arguments = (q, k, v, None, None, None, "bshd", False, "rtne", "auto", None, "", "")
+    arguments = (q, k, v, None, None, None, "bshd", False, "rtne", "auto", None, "", "", True)
     torch.library.opcheck(torch.ops.moon_diffusers.attention.default, arguments)
     torch.library.opcheck(torch.ops.moon_diffusers.attention_lse.default, arguments)
     needs_grad = tuple(t.float().requires_grad_() for t in (q, k, v)) + arguments[3:]

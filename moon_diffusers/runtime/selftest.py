@@ -1,0 +1,289 @@
+"""Before a kernel serves its first call on real hardware it must get a small problem right there.
+
+The problem is ragged, strided and, where the kernel claims the features, masked and grouped. Passing is remembered on
+disk under driver, GPU and code-object hash; failing is not, so a repaired machine heals by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import MoonError
+from ..planning import plan
+from ..problem import HEAD_DIM, Problem
+from ..routing import Route
+from .device import Device
+from .memory import HostArray, staging
+
+#: Relative L2 error of the output, by rounding: of the whole, and of the worst row.
+TOLERANCE = {"rtne": 3e-3, "rtna": 3e-3, "rtz": 8e-3}
+ROW_TOLERANCE = {"rtne": 2e-2, "rtna": 2e-2, "rtz": 4e-2}
+LSE_TOLERANCE = 5e-3
+
+_Floats = npt.NDArray[np.float32]
+_Words = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a self-test found.
+
+    Attributes:
+        error: relative L2 of the output, the worst of the problems.
+        row_error: the same for the worst row.
+        lse_error: largest absolute error of the log-sum-exp, 0 where the kernel gives none.
+        seconds: for all of it, the reference included; 0 when remembered.
+    """
+
+    kernel: str
+    passed: bool
+    error: float
+    row_error: float
+    lse_error: float
+    seconds: float
+    problem: str = ""
+
+    def line(self) -> str:
+        """One line for people."""
+        verdict = "passed" if self.passed else "FAILED"
+        return (
+            f"self-test of {self.kernel} {verdict}: relative L2 {self.error:.2e}, worst row {self.row_error:.2e}, "
+            f"LSE {self.lse_error:.2e}"
+        )
+
+
+def ensure(device: Device, route: Route) -> bool:
+    """Whether the kernels of `route` may serve on `device`; tests them on first use and warns loudly on failure.
+
+    The emulator's kernels are not tested unless `MOON_SELFTEST=force`: there the test suite is the test.
+    """
+    name = route.forward.name
+    if name in device.tested:
+        return True
+    force = os.environ.get("MOON_SELFTEST") == "force"
+    if device.emulated and not force:
+        return True
+    remembered = None if force else _recall(device, route)
+    if remembered is None:
+        try:
+            outcome = run(device, route)
+        except MoonError as error:
+            return _refuse(device, route, f"self-test of {name} could not run: {error}")
+        if not outcome.passed:
+            return _refuse(device, route, outcome.line() + f" ({outcome.problem})")
+        if not device.emulated:
+            _remember(device, route, outcome)
+    device.mark_tested(frozenset({name}))
+    return True
+
+
+def _refuse(device: Device, route: Route, text: str) -> bool:
+    device.disable(frozenset({route.forward.name}))
+    info = device.info
+    warnings.warn(
+        f"moon_diffusers: {text}; on {info.name} ({info.arch}, {info.cu_count} CUs, driver {info.driver_version}). "
+        "The kernel is switched off in this process; its calls fall back to torch.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
+
+
+def run(device: Device, route: Route) -> Outcome:
+    """Run the self-test now.
+
+    Raises:
+        HipError, CodeObjectError, PlanError: the kernel could not be loaded or launched.
+    """
+    start = time.perf_counter()
+    worst = Outcome(route.forward.name, True, 0.0, 0.0, 0.0, 0.0)
+    for problem in problems(route):
+        error, row_error, lse_error = _measure(device, route, problem)
+        rounding = route.forward.rounding
+        passed = error <= TOLERANCE[rounding] and row_error <= ROW_TOLERANCE[rounding] and lse_error <= LSE_TOLERANCE
+        if not passed or error >= worst.error:
+            text = problem.shape_text() + (" causal" if problem.causal else "")
+            worst = Outcome(route.forward.name, passed, error, row_error, lse_error, 0.0, text)
+        if not passed:
+            break
+    seconds = time.perf_counter() - start
+    return Outcome(worst.kernel, worst.passed, worst.error, worst.row_error, worst.lse_error, seconds, worst.problem)
+
+
+def problems(route: Route) -> list[Problem]:
+    """A ragged problem, and one more with every mask that the kernel claims to honour."""
+    kernel = route.forward
+    heads_kv = 2 if "gqa" in kernel.features else 4
+
+    def make(seqlen_q: int, seqlen_k: int, masked: bool) -> Problem:
+        row = 4 * HEAD_DIM
+        fused = 3 * heads_kv * HEAD_DIM  # K and V as views of a wider buffer
+        return Problem(
+            batch=2,
+            num_heads=4,
+            num_heads_kv=heads_kv,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=HEAD_DIM,
+            dtype="bfloat16",
+            q_strides=(seqlen_q * row, HEAD_DIM, row),
+            k_strides=(seqlen_k * fused, HEAD_DIM, fused),
+            v_strides=(seqlen_k * fused, HEAD_DIM, fused),
+            o_strides=(seqlen_q * row, HEAD_DIM, row),
+            softmax_scale=0.1,
+            rounding=kernel.rounding,
+            rescale=kernel.rescale,
+            return_lse="lse" in kernel.features,
+            causal=masked and "causal" in kernel.features,
+            has_seqlens_k=masked and "seqlens_k" in kernel.features,
+        )
+
+    chosen = [make(200, 333, False)]
+    if kernel.features & {"causal", "seqlens_k"}:
+        chosen.append(make(77, 129, True))
+    return chosen
+
+
+def _measure(device: Device, route: Route, problem: Problem) -> tuple[float, float, float]:
+    rng = np.random.default_rng(7)
+    batch, heads, heads_kv = problem.batch, problem.num_heads, problem.num_heads_kv
+    q = to_bf16(rng.standard_normal((batch, problem.seqlen_q, heads, HEAD_DIM), dtype=np.float32))
+    kv = to_bf16(rng.standard_normal((batch, problem.seqlen_k, 3, heads_kv, HEAD_DIM), dtype=np.float32))
+    k, v = kv[:, :, 0], kv[:, :, 1]
+    lengths = np.array([problem.seqlen_k, problem.seqlen_k - 50], dtype=np.int32)
+    out = np.zeros(q.shape, dtype=np.uint16)
+    lse = np.zeros((batch, heads, problem.seqlen_q), dtype=np.float32)
+
+    prepared = device.prepare(plan(problem, route, device.info))
+    with device.current(), staging(device.hip) as stage:
+        addresses = {
+            "q": stage.upload(_host(q)),
+            "k": stage.upload(_host(k)),
+            "v": stage.upload(_host(v)),
+            "seqlens_k": stage.upload(_host(lengths)),
+            "o": stage.output(_host(out)),
+            "lse": stage.output(_host(lse)),
+            "workspace": stage.allocate(prepared.workspace_bytes),
+        }
+        prepared(0, addresses)
+        device.hip.synchronize()
+        stage.download(_host(out), addresses["o"])
+        if problem.return_lse:
+            stage.download(_host(lse), addresses["lse"])
+
+    expected, expected_lse = reference(problem, from_bf16(q), from_bf16(k), from_bf16(v), lengths)
+    difference = from_bf16(out) - expected
+    row_norms = np.linalg.norm(expected, axis=-1)
+    row_error = float(np.max(np.linalg.norm(difference, axis=-1) / np.maximum(row_norms, 1e-6)))
+    error = float(np.linalg.norm(difference) / np.linalg.norm(expected))
+    lse_error = float(np.max(np.abs(lse - expected_lse))) if problem.return_lse else 0.0
+    # NaN compares false with every bound; make it fail by name.
+    error, row_error, lse_error = (math.inf if math.isnan(x) else x for x in (error, row_error, lse_error))
+    return error, row_error, lse_error
+
+
+def reference(
+    problem: Problem, q: _Floats, k: _Floats, v: _Floats, lengths: npt.NDArray[np.int32]
+) -> tuple[_Floats, _Floats]:
+    """Attention in fp32 by numpy: q (B, Sq, H, D), k and v (B, Sk, Hkv, D); returns the output and (B, H, Sq) LSE."""
+    group = problem.num_heads // problem.num_heads_kv
+    k, v = np.repeat(k, group, axis=2), np.repeat(v, group, axis=2)
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) * np.float32(problem.softmax_scale)
+    valid = lengths if problem.has_seqlens_k else np.full(problem.batch, problem.seqlen_k)
+    columns = np.arange(problem.seqlen_k)
+    for entry in range(problem.batch):
+        scores[entry][:, :, columns >= valid[entry]] = -np.inf
+        if problem.causal:
+            rows = np.arange(problem.seqlen_q)[:, None] + valid[entry] - problem.seqlen_q
+            scores[entry][:, columns > rows] = -np.inf
+    highest = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - highest)
+    sums = weights.sum(axis=-1, keepdims=True)
+    out = np.einsum("bhqk,bkhd->bqhd", weights / sums, v)
+    lse = (highest + np.log(sums))[..., 0]
+    return out.astype(np.float32), lse.astype(np.float32)
+
+
+def to_bf16(values: _Floats) -> _Words:
+    """bf16 bit patterns, nearest even; finite values."""
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return rounded.astype(np.uint16)
+
+
+def from_bf16(words: _Words) -> _Floats:
+    """fp32 values of bf16 bit patterns."""
+    return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _host(array: npt.NDArray[Any]) -> HostArray:
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    return HostArray(array.ctypes.data, array.shape, strides, array.itemsize)
+
+
+# --- the memory of passed tests --------------------------------------------------------------------------------------
+
+
+def cache_file() -> Path:
+    """Where passed self-tests are remembered: `MOON_CACHE`, else `XDG_CACHE_HOME`, else `~/.cache`."""
+    named = os.environ.get("MOON_CACHE")
+    if named:
+        return Path(named) / "selftest.json"
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "moon_diffusers" / "selftest.json"
+
+
+def _key(device: Device, route: Route) -> str:
+    info = device.info
+    parts = [str(info.driver_version), info.name, info.arch, str(info.cu_count), route.forward.name]
+    for kernel in (route.forward, route.value_prepass, route.merge):
+        if kernel is not None:
+            parts.append(device.code_object_hash(kernel))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _read() -> dict[str, Any]:
+    try:
+        data = json.loads(cache_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _recall(device: Device, route: Route) -> dict[str, Any] | None:
+    entry = _read().get(_key(device, route))
+    return entry if isinstance(entry, dict) and entry.get("passed") is True else None
+
+
+def _remember(device: Device, route: Route, outcome: Outcome) -> None:
+    path = cache_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = _read()
+        data[_key(device, route)] = {
+            "passed": True,
+            "kernel": outcome.kernel,
+            "device": device.info.name,
+            "driver": device.info.driver_version,
+            "error": outcome.error,
+            "lse_error": outcome.lse_error,
+            "seconds": outcome.seconds,
+        }
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as stream:
+            json.dump(data, stream, indent=1)
+        os.replace(stream.name, path)
+    except OSError:
+        # A read-only home costs a few milliseconds a process, nothing else.
+        return
