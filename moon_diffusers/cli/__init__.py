@@ -17,6 +17,7 @@ __all__ = ["COMMANDS", "main"]
 
 # name: (module:attribute, the line shown by `moon-diffusers --help`)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "generate": ("moon_diffusers.cli.generate:generate", "Generate a video without and with the kernel, and compare."),
     "bench": ("moon_diffusers.cli.bench:bench", "Time attention kernels side by side on this machine's GPU."),
 }
 

@@ -1,0 +1,42 @@
+"""Progress on the terminal, and quiet libraries."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+__all__ = ["Bar", "quiet_libraries"]
+
+
+class Bar:
+    """One progress bar over all the denoising steps of all runs."""
+
+    def __init__(self, total_steps: int) -> None:
+        from tqdm import tqdm
+
+        self._bar: Any = tqdm(total=total_steps, unit="step", dynamic_ncols=True, leave=False)
+
+    def run(self, label: str) -> None:
+        """A run of the pipeline starts."""
+        self._bar.set_description(label)
+
+    def step(self) -> None:
+        """A denoising step is done."""
+        self._bar.update()
+
+    def close(self) -> None:
+        """Take the bar off the terminal."""
+        self._bar.close()
+
+
+def quiet_libraries() -> None:
+    """Keep loading bars and deprecation notes of the libraries off the terminal; their errors still show."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    warnings.simplefilter("ignore", FutureWarning)
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    for library in (diffusers_logging, transformers_logging):
+        library.set_verbosity_error()
+        library.disable_progress_bar()

@@ -1,0 +1,53 @@
+"""Where a paired run happens: on an AMD GPU, or in the emulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moon_diffusers.generation.settings import GenerateError, Settings
+
+__all__ = ["place"]
+
+
+def place(settings: Settings, emulate: str | None, device: str | None, is_sample: bool) -> Settings:
+    """Choose the device and the emulated architecture.
+
+    Args:
+        settings: the others.
+        emulate: an architecture, `off`, or None to choose: the sample is emulated where there is no AMD GPU.
+        device: a torch device, or None to choose.
+        is_sample: whether the model is the small sample, which the emulator can run.
+
+    Raises:
+        GenerateError: the device does not exist, or the kernel could serve nothing there.
+    """
+    import torch
+
+    from moon_diffusers.emulation import current_placement
+
+    has_gpu = torch.version.hip is not None and torch.cuda.is_available()
+    if emulate == "off":
+        arch = None
+    elif emulate is not None:
+        arch = emulate
+    else:
+        placement = current_placement()
+        arch = placement.arch if placement is not None and placement.kind == "emulate" else None
+        if placement is None and not has_gpu and device is None:
+            if not is_sample:
+                raise GenerateError(
+                    "emulate is not given, and torch sees no AMD GPU: the kernel would serve nothing; "
+                    "give --emulate gfx942 (slow: every instruction is interpreted)"
+                )
+            arch = "gfx942"
+    chosen = device or ("cuda" if has_gpu and arch is None else "cpu")
+    try:
+        kind = torch.device(chosen).type
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise GenerateError(f"device is {chosen!r}: {str(error).splitlines()[0]}") from error
+    if arch is not None and kind != "cpu":
+        raise GenerateError(
+            f"device is {chosen!r}: the emulator serves tensors on the CPU; leave --device or --emulate out"
+        )
+    return replace(settings, emulate=arch, device=chosen)

@@ -1,0 +1,64 @@
+"""Writing and reading videos."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moon_diffusers.quality.frames import to_uint8
+from moon_diffusers.quality.metrics import compare_frames
+from moon_diffusers.quality.video import VideoError, read_video, write_lossless, write_mp4
+
+
+@pytest.fixture
+def clip():
+    y, x = np.mgrid[0:48, 0:64].astype(np.float32)
+    return np.stack([np.stack([x / 64, y / 48, np.full_like(x, t / 5)], -1) for t in range(5)]).astype(np.float32)
+
+
+def test_mp4_is_close_and_keeps_rate_and_colours(tmp_path, clip):
+    write_mp4(tmp_path / "a.mp4", clip, 8)
+    back, fps = read_video(tmp_path / "a.mp4")
+    assert back.shape == clip.shape and fps == pytest.approx(8)
+    assert compare_frames(clip, back).psnr > 35
+    # a wrong colour matrix or range shifts whole channels
+    assert np.abs(back.mean((0, 1, 2)) - clip.mean((0, 1, 2))).max() < 0.01
+
+
+def test_odd_sizes_are_padded(tmp_path, clip):
+    write_mp4(tmp_path / "a.mp4", clip[:, :47, :63], 8)
+    assert read_video(tmp_path / "a.mp4")[0].shape == (5, 48, 64, 3)
+
+
+def test_lossless_is_lossless(tmp_path, clip):
+    write_lossless(tmp_path / "a.mkv", clip, 12.5)
+    back, fps = read_video(tmp_path / "a.mkv")
+    assert np.array_equal(to_uint8(back), to_uint8(clip)) and fps == pytest.approx(12.5)
+
+
+def test_a_single_frame(tmp_path, clip):
+    write_mp4(tmp_path / "a.mp4", clip[:1], 8)
+    assert len(read_video(tmp_path / "a.mp4")[0]) == 1
+
+
+def test_errors_name_the_file(tmp_path, clip):
+    with pytest.raises(VideoError, match=r"nothing\.mp4"):
+        read_video(tmp_path / "nothing.mp4")
+    (tmp_path / "bad.mp4").write_text("no video")
+    with pytest.raises(VideoError, match=r"bad\.mp4"):
+        read_video(tmp_path / "bad.mp4")
+    with pytest.raises(VideoError, match="cannot be written"):
+        write_mp4(tmp_path / "missing" / "a.mp4", clip, 8)
+
+
+def test_no_partial_file_is_left(tmp_path, clip, monkeypatch):
+    import imageio_ffmpeg
+
+    def failing(*_args, **_kwargs):
+        raise RuntimeError("ffmpeg stopped")
+        yield
+
+    monkeypatch.setattr(imageio_ffmpeg, "write_frames", failing)
+    with pytest.raises(VideoError, match="ffmpeg stopped"):
+        write_mp4(tmp_path / "a.mp4", clip, 8)
+    assert list(tmp_path.iterdir()) == []
