@@ -51,7 +51,7 @@ def standin_attention(q, k, v, softmax_scale, layout):
 def standin_kernel(monkeypatch):
     """Serve the package's operator by `standin_attention`."""
 
-    def serve(q, k, v, seqlens_k, attn_mask, request):
+    def serve(q, k, v, seqlens_k, attn_mask, request, *_):
         out = standin_attention(q, k, v, request.softmax_scale, request.layout)
         promised = dispatch.empty_output(q, v, request.layout)
         return dispatch.Served("stand-in", promised.copy_(out), None)
