@@ -10,6 +10,7 @@ from typing import Final
 
 from .counters import flag
 from .errors import ArgumentError
+from .runtime import device
 
 #: Seconds that one call may take in the emulator, by estimate, unless told otherwise.
 DEFAULT_WORK_LIMIT: Final = 300.0
@@ -59,8 +60,12 @@ class _Block:
         self._tokens: list[Token[Placement | None]] = []
 
     def __enter__(self) -> Placement:
+        self._check()
         self._tokens.append(_placement.set(self.placement))
         return self.placement
+
+    def _check(self) -> None:
+        """Raise where the block could not do what it promises."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -81,10 +86,14 @@ class emulate(_Block):
 
     Raises:
         ArgumentError: unknown `arch`, or a negative `work_limit`.
+        LibraryError, CodeObjectError: on entry, where the emulator or the kernels are not built.
     """
 
     def __init__(self, arch: str = "gfx942", *, work_limit: float | None = None) -> None:
         super().__init__(Placement("emulate", _check_arch("arch", arch), _work_limit(work_limit)))
+
+    def _check(self) -> None:
+        device.open_emulated(self.placement.arch)
 
 
 class offload(_Block):
@@ -93,10 +102,16 @@ class offload(_Block):
     For a torch without ROCm on a machine with an AMD GPU, or for AMD's own simulator behind the real HIP library.
     `MOON_OFFLOAD=1` does the same for a whole process; `MOON_HIP_LIBRARY` names the library when it is not where
     the dynamic linker looks.
+
+    Raises:
+        LibraryError, CodeObjectError: on entry, where there is no HIP library, no device, or no kernels are built.
     """
 
     def __init__(self) -> None:
         super().__init__(Placement("offload"))
+
+    def _check(self) -> None:
+        device.open_real()
 
 
 def _check_arch(argument: str, arch: str) -> str:
