@@ -94,10 +94,12 @@ def arguments(problem: Problem) -> dict[str, Value]:
         "lse": Pointer("lse") if problem.return_lse else 0,
         "seqlens_k": Pointer("seqlens_k") if problem.has_seqlens_k else 0,
         "cu_seqlens_q": Pointer("cu_seqlens_q") if problem.has_cu_seqlens else 0,
-        "cu_seqlens_k": Pointer("cu_seqlens_k") if problem.has_cu_seqlens else 0,
+        "cu_seqlens_k": Pointer("cu_seqlens_k") if problem.has_cu_seqlens and not problem.page_size else 0,
+        "block_table": Pointer("block_table") if problem.page_size else 0,
         "workspace": 0,
-        "lse_stride_batch": problem.num_heads * problem.seqlen_q,
-        "lse_stride_head": problem.seqlen_q,
+        "lse_stride_batch": 0 if problem.has_cu_seqlens else problem.num_heads * problem.seqlen_q,
+        "lse_stride_head": problem.total_q if problem.has_cu_seqlens else problem.seqlen_q,
+        "block_table_stride": problem.block_table_stride,
         "batch": problem.batch,
         "num_heads": problem.num_heads,
         "num_heads_kv": problem.num_heads_kv,
@@ -143,4 +145,13 @@ def align_workspace(size: int) -> int:
     return -(-size // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
 
 
-_PLANNERS: dict[str, Callable[[Problem, Route, DeviceInfo], LaunchPlan]] = {"general": _plan_general}
+def _plan_cdna4(problem: Problem, route: Route, device: DeviceInfo) -> LaunchPlan:
+    from .planning_cdna4 import plan_cdna4
+
+    return plan_cdna4(problem, route, device)
+
+
+_PLANNERS: dict[str, Callable[[Problem, Route, DeviceInfo], LaunchPlan]] = {
+    "general": _plan_general,
+    "cdna4": _plan_cdna4,
+}

@@ -30,7 +30,10 @@ class Problem:
         rescale: policy of the running maximum.
         has_seqlens_k: valid keys per batch entry are given.
         has_cu_seqlens: packed sequences; `batch` counts sequences, `seqlen_q` and `seqlen_k` are the longest ones.
-        page_size: keys a page of a paged K/V cache, 0 when K/V are dense.
+        total_q: rows of all packed sequences together, 0 when they are not packed.
+        page_size: keys a page of a paged K/V cache, 0 when K/V are dense. `batch` strides of k and v are then those from
+            page to page, and `seqlen_k` is the most keys that a row of the block table holds.
+        block_table_stride: elements from one batch entry's row of the block table to the next.
     """
 
     batch: int
@@ -52,7 +55,9 @@ class Problem:
     return_lse: bool = False
     has_seqlens_k: bool = False
     has_cu_seqlens: bool = False
+    total_q: int = 0
     page_size: int = 0
+    block_table_stride: int = 0
 
     @property
     def scores(self) -> int:

@@ -10,6 +10,10 @@ from .problem import HEAD_DIM, Problem
 FEATURES = ("lse", "gqa", "causal", "seqlens_k", "cu_seqlens", "paged")
 
 
+#: Keys a page of a paged cache may have.
+PAGE_SIZES = (16, 32, 64, 128, 256, 512, 1024)
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One kernel of the manifest, as far as routing and planning need it.
@@ -19,6 +23,7 @@ class KernelSpec:
         family: which planner of `planning` knows its grid and workspace.
         rows: query rows a workgroup computes.
         alignment: bytes that tensors' addresses and strides must be multiples of.
+        row_strides: smallest and largest stride, in elements, of the rows of k and v.
         grid: how workgroups are numbered, see `planning`.
         value_prepass, merge: names of the kernels that must run before and after it, empty for none.
     """
@@ -36,6 +41,7 @@ class KernelSpec:
     rows: int = 0
     keys: int = 64
     alignment: int = 2
+    row_strides: tuple[int, int] = (0, 2**62)
     grid: str = "rows_heads_batch"
     features: frozenset[str] = frozenset()
     value_prepass: str = ""
@@ -106,10 +112,17 @@ def workgroups(problem: Problem, kernel: KernelSpec) -> int:
     return -(-problem.seqlen_q // kernel.rows) * problem.num_heads * problem.batch
 
 
+def _reaches_rows(problem: Problem, kernel: KernelSpec) -> bool:
+    if problem.seqlen_k == 1:  # then the stride is never used
+        return True
+    least, most = kernel.row_strides
+    return all(least <= strides[2] <= most for strides in (problem.k_strides, problem.v_strides))
+
+
 def route(problem: Problem, target: Target) -> Route | Fallback:
     """Choose the kernels for `problem` on `target`, or say why there are none.
 
-    Preference among those that fit: the manifest's order, `exact` before `lazy` when `rescale` is `auto`.
+    Preference among those that fit: the manifest's order, which lists an architecture's best kernel first.
     """
     if problem.dtype != "bfloat16":
         return Fallback(f"dtype {problem.dtype} is not bfloat16")
@@ -117,8 +130,10 @@ def route(problem: Problem, target: Target) -> Route | Fallback:
         return Fallback(f"head_dim {problem.head_dim} is not {HEAD_DIM}")
     if max(problem.batch, problem.num_heads) > 65535:
         return Fallback("more than 65535 heads or batch entries", problem.shape_text())
-    if max(problem.seqlen_q, problem.seqlen_k) > 2**31 - 1024:
-        return Fallback("a sequence of 2^31 rows or more", problem.shape_text())
+    if max(problem.seqlen_q, problem.seqlen_k) > 2**30 - 1024:
+        return Fallback("a sequence of 2^30 rows or more", problem.shape_text())
+    if problem.page_size and problem.page_size not in PAGE_SIZES:
+        return Fallback(f"page size {problem.page_size} is not a power of two from 16 to 1024")
 
     forward = [kernel for kernel in target.kernels if kernel.role == "forward"]
     if not forward:
@@ -126,9 +141,7 @@ def route(problem: Problem, target: Target) -> Route | Fallback:
     candidates = [kernel for kernel in forward if kernel.rounding == problem.rounding]
     if not candidates:
         return Fallback(f"no {target.arch} kernel rounds by {problem.rounding}")
-    if problem.rescale == "auto":
-        candidates.sort(key=lambda kernel: kernel.rescale != "exact")
-    else:
+    if problem.rescale != "auto":
         candidates = [kernel for kernel in candidates if kernel.rescale == problem.rescale]
         if not candidates:
             return Fallback(f"no {target.arch} kernel rescales by {problem.rescale}")
@@ -140,6 +153,9 @@ def route(problem: Problem, target: Target) -> Route | Fallback:
     aligned = [kernel for kernel in able if problem.alignment % kernel.alignment == 0]
     if not aligned:
         return Fallback(f"tensors aligned to {problem.alignment} bytes only", problem.shape_text())
+    aligned = [kernel for kernel in aligned if _reaches_rows(problem, kernel)]
+    if not aligned:
+        return Fallback("row strides of k or v that no kernel takes", problem.shape_text())
     by_name = {kernel.name: kernel for kernel in target.kernels}
     chosen: Route | None = None
     too_large = False

@@ -66,6 +66,8 @@ def cdna4() -> tuple[CodeObject, ...]:
         "rescale": "lazy",
         "rows_per_workgroup": 384,
         "alignment": 16,
+        # A tile's offsets are 32 bits, and ranges count whole rows.
+        "row_strides": [128, 2**24 - 1],
         "grid": "linear",
         "merge": merge,
     }

@@ -157,6 +157,7 @@ def _kernel(entry: dict[str, Any], arch: str, layouts: dict[str, Layout]) -> Ker
     if entry["role"] == "forward" and rows <= 0:
         raise CodeObjectError(f"manifest: {name}: a forward kernel must say rows_per_workgroup")
     x, y, z = entry["block"]
+    least, most = variant.get("row_strides", (0, 2**62))
     return KernelSpec(
         name=name,
         arch=arch,
@@ -171,6 +172,7 @@ def _kernel(entry: dict[str, Any], arch: str, layouts: dict[str, Layout]) -> Ker
         rows=rows,
         keys=variant.get("keys_per_tile", 64),
         alignment=variant.get("alignment", 2),
+        row_strides=(least, most),
         grid=variant.get("grid", "rows_heads_batch"),
         features=frozenset(variant.get("features", ())),
         value_prepass=variant.get("value_prepass", ""),

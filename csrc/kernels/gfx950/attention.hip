@@ -231,7 +231,8 @@ __device__ __forceinline__ void attention() {
         span.diagonal = work.diagonal + wave * kRowsPerWave - work.first_tile * kKeys;
         const i32 seen = span.keys < span.diagonal ? span.keys : span.diagonal;
         span.first_masked = seen > 0 ? seen / kKeys : 0;
-        span.scale_log2 = a->softmax_scale * kLog2E;
+        // A scale of 0 would make NaN of masked scores: take one that makes 0 of all others.
+        span.scale_log2 = a->softmax_scale == 0 ? 1e-37f : a->softmax_scale * kLog2E;
     }
     const i32 lane = lane_id();
     const u32 lane_k = lane_address_k(lane), lane_v = lane_address_v(lane);
