@@ -89,6 +89,11 @@ def ensure(device: Device, route: Route) -> bool:
     return True
 
 
+def passed_before(device: Device, route: Route) -> bool:
+    """Whether the kernels of `route` passed on `device`, in this process or by the memory on disk."""
+    return route.forward.name in device.tested or _recall(device, route) is not None
+
+
 def _refuse(device: Device, route: Route, text: str) -> bool:
     device.disable(frozenset({route.forward.name}))
     info = device.info
