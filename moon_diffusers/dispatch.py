@@ -56,7 +56,6 @@ class Ready:
     label: str
     prepared: PreparedPlan
     return_lse: bool
-    has_seqlens_k: bool
 
 
 class Session:
@@ -75,6 +74,7 @@ class Session:
         self.work_limit = work_limit
         self.suffix = suffix
         self._kinds: dict[tuple[Any, ...], Ready | Fallback] = {}
+        self._problems: dict[Problem, Ready | Fallback] = {}
         self._lock = threading.RLock()
 
     def serve(self, q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, request: Request) -> Served | Fallback:
@@ -102,10 +102,36 @@ class Session:
             return ready
         out = empty_output(q, v, request.layout)
         lse = empty_lse(q, request.layout) if ready.return_lse else None
-        if seqlens_k is not None and not (seqlens_k.dtype is torch.int32 and seqlens_k.is_contiguous()):
-            seqlens_k = seqlens_k.to(torch.int32).contiguous()
-        run = self._run_staged if self.staged else self._run_direct
-        run(ready, q, k, v, seqlens_k, out, lse)
+        inputs = {"q": q, "k": k, "v": v}
+        if seqlens_k is not None:
+            if not (seqlens_k.dtype is torch.int32 and seqlens_k.is_contiguous()):
+                seqlens_k = seqlens_k.to(torch.int32).contiguous()
+            inputs["seqlens_k"] = seqlens_k
+        self._run(ready, inputs, out, lse)
+        return Served(ready.label, out, lse)
+
+    def serve_problem(
+        self, problem: Problem, inputs: dict[str, Tensor], out: Tensor, lse: Tensor | None
+    ) -> Served | Fallback:
+        """Run a call that is a `Problem` already.
+
+        Args:
+            inputs: by buffer name, see `planning.Pointer`; index tensors are contiguous int32.
+            out, lse: where the results go.
+        """
+        ready = self._problems.get(problem)
+        if ready is None:
+            with self._lock:
+                try:
+                    ready = self._choose(problem)
+                except _NotNow as refusal:
+                    return refusal.fallback
+                if len(self._problems) >= MAX_KINDS:
+                    self._problems.clear()
+                self._problems[problem] = ready
+        if isinstance(ready, Fallback):
+            return ready
+        self._run(ready, inputs, out, lse)
         return Served(ready.label, out, lse)
 
     def _prepare(
@@ -134,8 +160,9 @@ class Session:
         self, q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, request: Request, misaligned: int
     ) -> Ready | Fallback:
         problem = describe(q, k, v, seqlens_k, request, misaligned)
-        if isinstance(problem, Fallback):
-            return problem
+        return problem if isinstance(problem, Fallback) else self._choose(problem)
+
+    def _choose(self, problem: Problem) -> Ready | Fallback:
         while True:
             chosen = route(problem, self._target())
             if isinstance(chosen, Fallback):
@@ -149,65 +176,47 @@ class Session:
             except (CodeObjectError, PlanError, HipError) as error:
                 return Fallback("the kernel could not be loaded", str(error))
             label = chosen.label + self.suffix
-            return Ready(label, prepared, request.return_lse, seqlens_k is not None)
+            return Ready(label, prepared, problem.return_lse)
 
     def _target(self) -> Target:
         device = self.device
         speed = EMULATED_SCORES_PER_SECOND * (os.cpu_count() or 1) if device.emulated else 0.0
         return Target(device.info.arch, device.kernels, device.disabled, speed, self.work_limit)
 
-    def _run_direct(
-        self,
-        ready: Ready,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        seqlens_k: Tensor | None,
-        out: Tensor,
-        lse: Tensor | None,
-    ) -> None:
-        addresses = {"q": q.data_ptr(), "k": k.data_ptr(), "v": v.data_ptr(), "o": out.data_ptr()}
-        if lse is not None:
-            addresses["lse"] = lse.data_ptr()
-        if seqlens_k is not None:
-            addresses["seqlens_k"] = seqlens_k.data_ptr()
+    def _run(self, ready: Ready, inputs: dict[str, Tensor], out: Tensor, lse: Tensor | None) -> None:
+        results = {"o": out} if lse is None else {"o": out, "lse": lse}
+        if self.staged:
+            self._run_staged(ready, inputs, results)
+        else:
+            self._run_direct(ready, inputs, results)
+
+    def _run_direct(self, ready: Ready, inputs: dict[str, Tensor], results: dict[str, Tensor]) -> None:
+        addresses = {name: tensor.data_ptr() for name, tensor in (inputs | results).items()}
+        device = results["o"].device
         if ready.prepared.workspace_bytes:
             # Torch's allocator gives it back in stream order, so it may die before the kernel has run.
-            workspace = torch.empty(ready.prepared.workspace_bytes, dtype=torch.uint8, device=q.device)
+            workspace = torch.empty(ready.prepared.workspace_bytes, dtype=torch.uint8, device=device)
             addresses["workspace"] = workspace.data_ptr()
-        if q.device.type == "cpu":
+        if device.type == "cpu":
             ready.prepared(0, addresses)
             return
-        index = q.device.index
-        stream = _raw_stream(index)
-        if torch.cuda.current_device() == index:
+        stream = _raw_stream(device.index)
+        if torch.cuda.current_device() == device.index:
             ready.prepared(stream, addresses)
         else:
-            with torch.cuda.device(index):
+            with torch.cuda.device(device.index):
                 ready.prepared(stream, addresses)
 
-    def _run_staged(
-        self,
-        ready: Ready,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        seqlens_k: Tensor | None,
-        out: Tensor,
-        lse: Tensor | None,
-    ) -> None:
+    def _run_staged(self, ready: Ready, inputs: dict[str, Tensor], results: dict[str, Tensor]) -> None:
         hip = self.device.hip
         with self.device.current(), staging(hip) as stage:
-            addresses = {name: stage.upload(_host(tensor)) for name, tensor in (("q", q), ("k", k), ("v", v))}
-            results = [("o", out)] if lse is None else [("o", out), ("lse", lse)]
-            for name, tensor in results:
+            addresses = {name: stage.upload(_host(tensor)) for name, tensor in inputs.items()}
+            for name, tensor in results.items():
                 addresses[name] = stage.output(_host(tensor))
-            if seqlens_k is not None:
-                addresses["seqlens_k"] = stage.upload(_host(seqlens_k))
             if ready.prepared.workspace_bytes:
                 addresses["workspace"] = stage.allocate(ready.prepared.workspace_bytes)
             ready.prepared(0, addresses)
-            for name, tensor in results:
+            for name, tensor in results.items():
                 stage.download(_host(tensor), addresses[name])
 
 
@@ -317,6 +326,16 @@ def serve(
     if attn_mask is None:
         return session.serve(q, k, v, seqlens_k, request)
     return _serve_masked(session, q, k, v, seqlens_k, attn_mask, request, remember_mask)
+
+
+def serve_problem(problem: Problem, inputs: dict[str, Tensor], out: Tensor, lse: Tensor | None) -> Served | Fallback:
+    """Run a call that is a `Problem` already on the device of `out`; see `Session.serve_problem`.
+
+    Raises:
+        HipError: a launch failed; nothing was computed.
+    """
+    session = _session(out.device)
+    return session if isinstance(session, Fallback) else session.serve_problem(problem, inputs, out, lse)
 
 
 _mask_cache = masks.MaskCache()
