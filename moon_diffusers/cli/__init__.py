@@ -18,6 +18,7 @@ __all__ = ["COMMANDS", "main"]
 # name: (module:attribute, the line shown by `moon-diffusers --help`)
 COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("moon_diffusers.cli.generate:generate", "Generate a video without and with the kernel, and compare."),
+    "compare": ("moon_diffusers.cli.compare:compare", "Compare two runs, two videos or two latent files."),
     "bench": ("moon_diffusers.cli.bench:bench", "Time attention kernels side by side on this machine's GPU."),
 }
 
