@@ -20,10 +20,12 @@ def place(settings: Settings, emulate: str | None, device: str | None, is_sample
 
     Raises:
         GenerateError: the device does not exist, or the kernel could serve nothing there.
+        LibraryError, CodeObjectError: the emulator or the kernels are not built.
     """
     import torch
 
     from moon_diffusers.emulation import current_placement
+    from moon_diffusers.emulation import emulate as emulate_block
 
     has_gpu = torch.version.hip is not None and torch.cuda.is_available()
     if emulate == "off":
@@ -50,4 +52,8 @@ def place(settings: Settings, emulate: str | None, device: str | None, is_sample
         raise GenerateError(
             f"device is {chosen!r}: the emulator serves tensors on the CPU; leave --device or --emulate out"
         )
+    if arch is not None:
+        # What is not built is said now, not after the run without the kernel.
+        with emulate_block(arch):
+            pass
     return replace(settings, emulate=arch, device=chosen)
