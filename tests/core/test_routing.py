@@ -53,7 +53,8 @@ def test_the_first_that_fits():
 
 def test_rescale_policies():
     lazy, exact = replace(KERNEL, name="lazy", rescale="lazy"), replace(KERNEL, name="exact")
-    assert name(PROBLEM, target(lazy, exact)) == "exact"
+    assert name(PROBLEM, target(lazy, exact)) == "lazy"
+    assert name(PROBLEM, target(exact, lazy)) == "exact"
     assert name(PROBLEM, target(lazy)) == "lazy"
     assert name(replace(PROBLEM, rescale="lazy"), target(lazy, exact)) == "lazy"
     assert reason(replace(PROBLEM, rescale="exact"), target(lazy)) == "no gfx942 kernel rescales by exact"
@@ -85,10 +86,11 @@ def test_a_feature_must_be_declared(feature):
         ({"dtype": "float16"}, "dtype float16 is not bfloat16"),
         ({"head_dim": 64}, "head_dim 64 is not 128"),
         ({"rounding": "rtz"}, "no gfx942 kernel rounds by rtz"),
+        ({"page_size": 24}, "page size 24 is not a power of two from 16 to 1024"),
         ({"batch": 65536}, "more than 65535 heads or batch entries"),
         ({"num_heads": 65536, "num_heads_kv": 65536}, "more than 65535 heads or batch entries"),
-        ({"seqlen_k": 2**31}, "a sequence of 2^31 rows or more"),
-        ({"seqlen_q": 2**30}, "more threads than a launch can have"),
+        ({"seqlen_k": 2**31}, "a sequence of 2^30 rows or more"),
+        ({"seqlen_q": 2**29}, "more threads than a launch can have"),
     ],
 )
 def test_refusals(change, expected):
@@ -98,6 +100,15 @@ def test_refusals(change, expected):
 def test_no_kernels_at_all():
     assert reason(PROBLEM, target()) == "no kernel for gfx942"
     assert reason(PROBLEM, target(replace(KERNEL, role="merge"))) == "no kernel for gfx942"
+
+
+def test_row_strides():
+    near = replace(KERNEL, name="near", row_strides=(128, 512))
+    assert name(PROBLEM, target(near)) == "near"
+    far = replace(PROBLEM, v_strides=(STRIDES[0], 128, 513))
+    assert name(far, target(near, KERNEL)) == "plain"
+    assert reason(far, target(near)) == "row strides of k or v that no kernel takes"
+    assert name(replace(far, seqlen_k=1), target(near)) == "near"
 
 
 def test_alignment():
