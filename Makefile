@@ -13,7 +13,7 @@ STAMP   := $(VENV)/.installed
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow lint format build clean
+.PHONY: help demo test test-fast test-slow lint format build check-rocm clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ format: $(STAMP)  ## rewrite to the house style
 
 build: $(STAMP)  ## compile the kernels and the emulator again after a change in csrc/
 	$(BIN)/python csrc/build/build.py
+
+check-rocm:  ## as root on Debian: the kernels under real hipcc, the binding against the real HIP library
+	scripts/check_rocm.sh
 
 clean:  ## forget the environment and all build products
 	rm -rf $(VENV) moon_diffusers/_compiled outputs build dist
