@@ -12,6 +12,7 @@ EMULATOR = CSRC / "emulator"
 TIMING = CSRC / "timing"
 
 ROUNDINGS = ("rtne", "rtna", "rtz")
+RESCALES = ("exact", "lazy")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,48 @@ def general(arch: str) -> CodeObject:
     return CodeObject(f"general-{arch}.co", arch, KERNELS / "gfx942" / "general.hip", kernels)
 
 
+def cdna3() -> tuple[CodeObject, ...]:
+    """The tuned gfx942 kernels, best first; the V pre-pass before them and the merge of split query blocks."""
+    values = "moon_attention_cdna3_values"
+    folder = KERNELS / "gfx942"
+    forward = tuple(
+        Kernel(
+            f"moon_attention_cdna3_{rounding}_{rescale}",
+            "forward",
+            "cdna3",
+            {
+                "family": "cdna3",
+                "rounding": rounding,
+                "rescale": rescale,
+                "rows_per_workgroup": 384,
+                "alignment": 4,
+                "row_strides": [0, 2**25 - 1],
+                "positive_scale": True,
+                "grid": "linear",
+                "features": ["lse", "gqa", "causal", "seqlens_k", "cu_seqlens"],
+                "value_prepass": values,
+                "merge": f"moon_attention_cdna3_merge_{rounding}",
+            },
+        )
+        for rescale in RESCALES
+        for rounding in ROUNDINGS
+    )
+    merge = tuple(
+        Kernel(f"moon_attention_cdna3_merge_{rounding}", "merge", "cdna3_merge", {"rounding": rounding})
+        for rounding in ROUNDINGS
+    )
+    return (
+        CodeObject("cdna3-gfx942.co", "gfx942", folder / "attention.hip", forward),
+        CodeObject(
+            "cdna3-values-gfx942.co",
+            "gfx942",
+            folder / "values.hip",
+            (Kernel(values, "value_prepass", "cdna3_values"),),
+        ),
+        CodeObject("cdna3-merge-gfx942.co", "gfx942", folder / "merge.hip", merge),
+    )
+
+
 def cdna4() -> tuple[CodeObject, ...]:
     """The tuned gfx950 kernels: K and V in tensors, or in the pages of a cache; and the merge of split row blocks."""
     merge = "moon_attention_cdna4_merge"
@@ -82,7 +125,7 @@ def cdna4() -> tuple[CodeObject, ...]:
     )
 
 
-CODE_OBJECTS: tuple[CodeObject, ...] = (general("gfx942"), *cdna4(), general("gfx950"))
+CODE_OBJECTS: tuple[CodeObject, ...] = (*cdna3(), general("gfx942"), *cdna4(), general("gfx950"))
 
 # -fno-slp-vectorize: packed fp32 gets no issue slot beside an MFMA.
 HIP_FLAGS = ("-std=c++17", "-O3", "-fno-slp-vectorize", "-mcode-object-version=5", "-Wall", "-Wextra")

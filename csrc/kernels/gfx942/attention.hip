@@ -3,16 +3,18 @@
 // A workgroup is eight waves in two groups of four. Both do the same; B runs half an iteration behind A, so that one group
 // has the matrix cores while the other has the VALU. A wave owns 48 query rows, a workgroup 384, an iteration is 64 keys.
 //
-//            |   barrier   |             |   barrier   |             |   barrier
-//   group A  | load K(n+1), softmax(n)   | PV(n), QK(n+1)            | load K(n+2), softmax(n+1)  ...
-//   group B  | PV(n-1), QK(n)            | load K(n+2), softmax(n)   | PV(n), QK(n+1)             ...
+//            |         barrier           |         barrier           |         barrier
+//   group A  | load K(n+1), V(n)         | PV(n)                     | load K(n+2), V(n+1)        ...
+//            | softmax(n)                | QK(n+1)                   | softmax(n+1)
+//   group B  | PV(n-1)                   | load K(n+2), V(n)         | PV(n)                      ...
+//            | QK(n)                     | softmax(n)                | QK(n+1)
 //
 //   K        memory -> LDS, two tiles; each wave loads 8 of a tile's 64 rows, one softmax phase (B: two) before its use
 //   V        workspace (transposed by the pre-pass) -> L1 -> registers, a ring of 8 fragments
 //   Q        two tiles in registers, three quarters of the third in LDS
 //   S, P, O  registers
 //
-//   VGPRs    O 96, Q 36, S or P 48, V ring 32 (softmax to PV), K ring 16 and Q ring 8 (end of PV to QK), rows 9 or 15,
+//   VGPRs    O 96, Q 36, S or P 48, V ring 32 (softmax, PV), K ring 16 and Q ring 8 (end of PV to QK), rows 9 or 15,
 //            addresses 4
 //
 // The loop is bottom-tested and its last tile peeled: an exit in mid-loop makes the compiler keep S, P and O twice.
@@ -27,7 +29,7 @@ namespace moon {
 namespace {
 
 template <Rounding mode, Rescale policy>
-__device__ __forceinline__ void attention(const Cdna3ForwardArgs &a) {
+__device__ __forceinline__ void attention(const Cdna3Args &a) {
     __shared__ static u32x4 memory[kLdsBytes / 16];
     Lds *lds = (Lds *)memory;
 
@@ -69,9 +71,10 @@ __device__ __forceinline__ void attention(const Cdna3ForwardArgs &a) {
         barrier();
         if (!last) loader.load(lds, lane.lane4);
         __builtin_amdgcn_sched_barrier(0);
+        prefetch_values(values);  // a phase before their use: even the first touch of a V tile comes in time
+        __builtin_amdgcn_sched_barrier(0);
         if (tile >= work.masked_from) mask_scores(s, work, tile, first_row, lane);
         softmax<mode, policy>(s, p, o, rows, scale, lane.lane4);
-        prefetch_values(values);
         keys.address ^= kKeyToggle;
         __builtin_amdgcn_sched_barrier(0);
         wait_memory<kValueRing>();  // K is in LDS; V may still be on its way
@@ -125,7 +128,7 @@ __device__ __forceinline__ void attention(const Cdna3ForwardArgs &a) {
 
 #define MOON_KERNEL(mode, policy)                                                                                          \
     extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(512, 512), amdgpu_waves_per_eu(2, 2)))                \
-    void moon_attention_gfx942_##mode##_##policy(moon::Cdna3ForwardArgs args) {                                            \
+    void moon_attention_cdna3_##mode##_##policy(moon::Cdna3Args args) {                                            \
         moon::attention<moon::Rounding::mode, moon::Rescale::policy>(args);                                                \
     }
 

@@ -12,9 +12,9 @@
 
 namespace moon {
 
-struct Cdna3ForwardArgs {
+struct Cdna3Args {
 #define MOON_ARG(type, name) type name;
-#include "../common/cdna3_forward_args.def"
+#include "../common/cdna3_args.def"
 #undef MOON_ARG
 };
 
@@ -74,7 +74,7 @@ __device__ __forceinline__ u32 gather_by_die(u32 index, u32 count, u32 dies) {
 }
 
 // False: the workgroup has no rows.
-__device__ __forceinline__ bool find_work(const Cdna3ForwardArgs &a, Work &work) {
+__device__ __forceinline__ bool find_work(const Cdna3Args &a, Work &work) {
     const u32 blocks_per_head = ((u32)a.seqlen_q + kRows - 1) / kRows;
     const u32 index = __builtin_amdgcn_workgroup_id_x(), whole = (u32)a.whole_blocks;
     u32 block, part = 0, partial = 0;

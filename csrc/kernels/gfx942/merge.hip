@@ -60,7 +60,7 @@ __device__ __forceinline__ void merge(const Cdna3MergeArgs &a) {
 
 #define MOON_KERNEL(mode)                                                        \
     extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256))) \
-    void moon_merge_gfx942_##mode(moon::Cdna3MergeArgs args) {                   \
+    void moon_attention_cdna3_merge_##mode(moon::Cdna3MergeArgs args) {                   \
         moon::merge<moon::Rounding::mode>(args);                                 \
     }
 

@@ -33,7 +33,7 @@ struct __attribute__((packed, aligned(4))) Words2 {
 
 // 16 query rows, each in four lanes. `sum`: of this lane's keys.
 template <Rounding mode>
-__device__ __forceinline__ void store_rows(const Cdna3ForwardArgs &a, const Work &work, const f32x4 (&o)[kChunks], f32 shift,
+__device__ __forceinline__ void store_rows(const Cdna3Args &a, const Work &work, const f32x4 (&o)[kChunks], f32 shift,
                                            f32 sum, i32 first_row, Lane lane) {
     sum = row_total(sum, lane.lane4);
     const i32 row = first_row + (i32)lane.column();
@@ -56,7 +56,7 @@ __device__ __forceinline__ void store_rows(const Cdna3ForwardArgs &a, const Work
 }
 
 // Rows that see no key: zeros and -Inf, or a partial that weighs nothing.
-__device__ __forceinline__ void store_nothing(const Cdna3ForwardArgs &a, const Work &work, u32 thread) {
+__device__ __forceinline__ void store_nothing(const Cdna3Args &a, const Work &work, u32 thread) {
     if (work.partial_o) {
         for (i32 i = (i32)thread; i < work.rows; i += kThreads) {
             work.partial_stats[2 * i] = -kMaxF32;

@@ -81,6 +81,6 @@ __device__ __forceinline__ void rewrite_tile(const Cdna3ValuesArgs &a) {
 }  // namespace
 }  // namespace moon
 
-extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256))) void moon_values_gfx942(moon::Cdna3ValuesArgs args) {
+extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256))) void moon_attention_cdna3_values(moon::Cdna3ValuesArgs args) {
     moon::rewrite_tile(args);
 }
