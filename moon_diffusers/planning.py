@@ -151,7 +151,14 @@ def _plan_cdna4(problem: Problem, route: Route, device: DeviceInfo) -> LaunchPla
     return plan_cdna4(problem, route, device)
 
 
+def _plan_cdna3(problem: Problem, route: Route, device: DeviceInfo) -> LaunchPlan:
+    from .planning_cdna3 import plan_cdna3
+
+    return plan_cdna3(problem, route, device)
+
+
 _PLANNERS: dict[str, Callable[[Problem, Route, DeviceInfo], LaunchPlan]] = {
     "general": _plan_general,
+    "cdna3": _plan_cdna3,
     "cdna4": _plan_cdna4,
 }

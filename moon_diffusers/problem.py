@@ -34,6 +34,7 @@ class Problem:
         page_size: keys a page of a paged K/V cache, 0 when K/V are dense. `batch` strides of k and v are then those from
             page to page, and `seqlen_k` is the most keys that a row of the block table holds.
         block_table_stride: elements from one batch entry's row of the block table to the next.
+        batch_invariant: a row's bits must not depend on how many heads and batch entries are computed with it.
     """
 
     batch: int
@@ -58,6 +59,7 @@ class Problem:
     total_q: int = 0
     page_size: int = 0
     block_table_stride: int = 0
+    batch_invariant: bool = False
 
     @property
     def scores(self) -> int:

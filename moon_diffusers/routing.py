@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from .problem import HEAD_DIM, Problem
@@ -24,6 +25,7 @@ class KernelSpec:
         rows: query rows a workgroup computes.
         alignment: bytes that tensors' addresses and strides must be multiples of.
         row_strides: smallest and largest stride, in elements, of the rows of k and v.
+        scales: smallest and largest softmax_scale.
         grid: how workgroups are numbered, see `planning`.
         value_prepass, merge: names of the kernels that must run before and after it, empty for none.
     """
@@ -42,6 +44,7 @@ class KernelSpec:
     keys: int = 64
     alignment: int = 2
     row_strides: tuple[int, int] = (0, 2**62)
+    scales: tuple[float, float] = (-math.inf, math.inf)
     grid: str = "rows_heads_batch"
     features: frozenset[str] = frozenset()
     value_prepass: str = ""
@@ -156,6 +159,9 @@ def route(problem: Problem, target: Target) -> Route | Fallback:
     aligned = [kernel for kernel in aligned if _reaches_rows(problem, kernel)]
     if not aligned:
         return Fallback("row strides of k or v that no kernel takes", problem.shape_text())
+    aligned = [kernel for kernel in aligned if kernel.scales[0] <= problem.softmax_scale <= kernel.scales[1]]
+    if not aligned:
+        return Fallback("a softmax_scale that no kernel takes", f"{problem.softmax_scale:g}")
     by_name = {kernel.name: kernel for kernel in target.kernels}
     chosen: Route | None = None
     too_large = False

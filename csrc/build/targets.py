@@ -73,7 +73,7 @@ def cdna3() -> tuple[CodeObject, ...]:
                 "rows_per_workgroup": 384,
                 "alignment": 4,
                 "row_strides": [0, 2**25 - 1],
-                "positive_scale": True,
+                "scales": [1e-18, 1e18],
                 "grid": "linear",
                 "features": ["lse", "gqa", "causal", "seqlens_k", "cu_seqlens"],
                 "value_prepass": values,
@@ -125,7 +125,7 @@ def cdna4() -> tuple[CodeObject, ...]:
     )
 
 
-CODE_OBJECTS: tuple[CodeObject, ...] = (*cdna3(), general("gfx942"), *cdna4(), general("gfx950"))
+CODE_OBJECTS: tuple[CodeObject, ...] = (general("gfx942"), *cdna3(), *cdna4(), general("gfx950"))
 
 # -fno-slp-vectorize: packed fp32 gets no issue slot beside an MFMA.
 HIP_FLAGS = ("-std=c++17", "-O3", "-fno-slp-vectorize", "-mcode-object-version=5", "-Wall", "-Wextra")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +159,7 @@ def _kernel(entry: dict[str, Any], arch: str, layouts: dict[str, Layout]) -> Ker
         raise CodeObjectError(f"manifest: {name}: a forward kernel must say rows_per_workgroup")
     x, y, z = entry["block"]
     least, most = variant.get("row_strides", (0, 2**62))
+    least_scale, most_scale = variant.get("scales", (-math.inf, math.inf))
     return KernelSpec(
         name=name,
         arch=arch,
@@ -173,6 +175,7 @@ def _kernel(entry: dict[str, Any], arch: str, layouts: dict[str, Layout]) -> Ker
         keys=variant.get("keys_per_tile", 64),
         alignment=variant.get("alignment", 2),
         row_strides=(least, most),
+        scales=(least_scale, most_scale),
         grid=variant.get("grid", "rows_heads_batch"),
         features=frozenset(variant.get("features", ())),
         value_prepass=variant.get("value_prepass", ""),

@@ -1,7 +1,8 @@
 // bf16 attention forward for gfx942 (CDNA3), head dim 128: the schedule.
 //
-// A workgroup is eight waves in two groups of four. Both do the same; B runs half an iteration behind A, so that one group
-// has the matrix cores while the other has the VALU. A wave owns 48 query rows, a workgroup 384, an iteration is 64 keys.
+// A workgroup is eight waves in two groups of four. Both do the same; B runs half an iteration behind A, so that one
+// group has the matrix cores while the other has the VALU. A wave owns 48 query rows, a workgroup 384, an iteration is
+// 64 keys.
 //
 //            |         barrier           |         barrier           |         barrier
 //   group A  | load K(n+1), V(n)         | PV(n)                     | load K(n+2), V(n+1)        ...
@@ -46,7 +47,8 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
     if (work.tiles <= 0) return store_nothing(a, work, thread);
 
     Queries q;
-    q.in_lds = lds + (group_b ? kKeyToggle : 0) + kKeyTileBytes + (wave % kWavesPerGroup) * kQueryBytes + 4 * lane.lane4;
+    q.in_lds =
+        lds + (group_b ? kKeyToggle : 0) + kKeyTileBytes + (wave % kWavesPerGroup) * kQueryBytes + 4 * lane.lane4;
     load_queries(q, work, a.q_stride_row, first_row, lane);
 
     KeyLoader loader;
@@ -126,10 +128,10 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
 }  // namespace
 }  // namespace moon
 
-#define MOON_KERNEL(mode, policy)                                                                                          \
-    extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(512, 512), amdgpu_waves_per_eu(2, 2)))                \
-    void moon_attention_cdna3_##mode##_##policy(moon::Cdna3Args args) {                                            \
-        moon::attention<moon::Rounding::mode, moon::Rescale::policy>(args);                                                \
+#define MOON_KERNEL(mode, policy)                                                                                \
+    extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(512, 512), amdgpu_waves_per_eu(2, 2))) void \
+    moon_attention_cdna3_##mode##_##policy(moon::Cdna3Args args) {                                               \
+        moon::attention<moon::Rounding::mode, moon::Rescale::policy>(args);                                      \
     }
 
 MOON_KERNEL(rtne, exact)

@@ -1,8 +1,8 @@
 // gfx942 instructions that the tuned kernel chooses itself, one to a function, each with the debts of its user.
 //
-// Inline assembly is opaque to the compiler's hazard pass, so whoever calls a wrapper owes the waits and wait states that
-// stand at it; `settle_*` pay them. Loads that the compiler issues are waited for by the compiler, wrappers included.
-// Everything volatile keeps its order among everything volatile: the operand rings stay as they are written.
+// Inline assembly is opaque to the compiler's hazard pass, so whoever calls a wrapper owes the waits and wait states
+// that stand at it; `settle_*` pay them. Loads that the compiler issues are waited for by the compiler, wrappers
+// included. Everything volatile keeps its order among everything volatile: the operand rings stay as they are written.
 #pragma once
 
 #include "../common/device.h"
@@ -68,8 +68,8 @@ __device__ __forceinline__ void set_priority() {
     __builtin_amdgcn_s_setprio(Priority);
 }
 
-// The value is opaque from here on: the compiler keeps one register and adds immediates to it, where it would else keep a
-// register for every sum.
+// The value is opaque from here on: the compiler keeps one register and adds immediates to it, where it would else keep
+// a register for every sum.
 __device__ __forceinline__ void opaque(u32 &x) { asm volatile("" : "+v"(x)); }
 
 // The value exists here: its computation cannot sink to a later phase, where its inputs would stay alive.

@@ -1,10 +1,12 @@
 // Who owns what: sizes, the LDS map, and what one workgroup works on.
 //
 //   LDS, bytes      0 .. 16,512   K, even tiles       32,768 .. 49,280   K, odd tiles
-//              16,512 .. 28,800   Q of group A        49,280 .. 61,568   Q of group B      (its third tile, 6 of 8 chunks)
+//              16,512 .. 28,800   Q of group A        49,280 .. 61,568   Q of group B      (its third tile, 6 of 8
+//              chunks)
 //
-// A K tile is 16 slabs of 1032 B. Slab r holds the keys r, r + 16, r + 32, r + 48 of the tile as they lie in memory, 256 B
-// each; the 8 B of padding put equal dims of the 16 slabs on different banks. So one register addresses all of a lane's reads.
+// A K tile is 16 slabs of 1032 B. Slab r holds the keys r, r + 16, r + 32, r + 48 of the tile as they lie in memory,
+// 256 B each; the 8 B of padding put equal dims of the 16 slabs on different banks. So one register addresses all of a
+// lane's reads.
 #pragma once
 
 #include "../common/device.h"
@@ -21,21 +23,21 @@ struct Cdna3Args {
 constexpr i32 kHeadDim = 128;
 constexpr i32 kThreads = 512;
 constexpr i32 kWavesPerGroup = 4;
-constexpr i32 kTiles = 3;                       // 16-row query tiles of a wave
+constexpr i32 kTiles = 3;  // 16-row query tiles of a wave
 constexpr i32 kRowsPerWave = 16 * kTiles;
 constexpr i32 kRows = kThreads / kWavefront * kRowsPerWave;  // query rows of a workgroup
-constexpr i32 kKeys = 64;                       // keys of a K or V tile
+constexpr i32 kKeys = 64;                                    // keys of a K or V tile
 constexpr i32 kKeyBlocks = kKeys / 16;
-constexpr i32 kChunks = kHeadDim / 16;          // head dims in matrix-instruction depths
+constexpr i32 kChunks = kHeadDim / 16;  // head dims in matrix-instruction depths
 constexpr i32 kRowBytes = 2 * kHeadDim;
 constexpr i32 kValueTileBytes = kKeys * kRowBytes;
-constexpr i32 kNoDiagonal = 0x3FFFFFFF;         // every row sees every key
+constexpr i32 kNoDiagonal = 0x3FFFFFFF;  // every row sees every key
 
 constexpr u32 kSlabBytes = 4 * kRowBytes + 8;
 constexpr u32 kKeyTileBytes = 16 * kSlabBytes;
-constexpr u32 kKeyToggle = 32768;               // the address bit that tells the two K tiles apart
-constexpr i32 kPairsInLds = 3;                  // chunk pairs of the third Q tile that lie in LDS
-constexpr u32 kQueryBytes = kPairsInLds * 1024; // of a wave
+constexpr u32 kKeyToggle = 32768;                // the address bit that tells the two K tiles apart
+constexpr i32 kPairsInLds = 3;                   // chunk pairs of the third Q tile that lie in LDS
+constexpr u32 kQueryBytes = kPairsInLds * 1024;  // of a wave
 constexpr u32 kLdsBytes = kKeyToggle + kKeyTileBytes + kWavesPerGroup * kQueryBytes;
 static_assert(kKeyTileBytes + kWavesPerGroup * kQueryBytes <= kKeyToggle && kLdsBytes <= 65536, "LDS map");
 
@@ -47,8 +49,8 @@ struct Lane {
     u32 lane4;  // 4 * lane
     __device__ __forceinline__ u32 column() const { return (lane4 >> 2) & 15; }
     __device__ __forceinline__ u32 group() const { return lane4 >> 6; }
-    // Byte in a 32-byte chunk of head dims of the lane's four: groups take dims 0-3, 8-11, 4-7, 12-15. That is the order
-    // in which AITER's 32x32x8 matrix instructions, fed by 16-byte loads, add them up.
+    // Byte in a 32-byte chunk of head dims of the lane's four: groups take dims 0-3, 8-11, 4-7, 12-15. That is the
+    // order in which AITER's 32x32x8 matrix instructions, fed by 16-byte loads, add them up.
     __device__ __forceinline__ u32 dims() const { return ((lane4 >> 7) & 1) * 8 + ((lane4 >> 6) & 1) * 16; }
 };
 
@@ -56,18 +58,18 @@ struct Lane {
 struct Work {
     const Global *q, *k, *values;  // at the first query row, at the first key, at the first V tile
     Global *o;
-    MOON_GLOBAL f32 *lse;           // null: not wanted
-    MOON_GLOBAL f32 *partial_o;     // null: not split
+    MOON_GLOBAL f32 *lse;        // null: not wanted
+    MOON_GLOBAL f32 *partial_o;  // null: not split
     MOON_GLOBAL f32 *partial_stats;
-    i32 rows;           // query rows, 1..kRows
-    i32 keys;           // keys from the part's first to the sequence's last
-    i32 tiles;          // 0: no key is seen
-    i32 masked_from;    // first tile of which some row does not see every key
-    i32 diagonal;       // row r sees the keys below r + diagonal
+    i32 rows;         // query rows, 1..kRows
+    i32 keys;         // keys from the part's first to the sequence's last
+    i32 tiles;        // 0: no key is seen
+    i32 masked_from;  // first tile of which some row does not see every key
+    i32 diagonal;     // row r sees the keys below r + diagonal
 };
 
-// Consecutive workgroups go to consecutive dies. Give each die a run of consecutive blocks, so that the blocks that read the
-// same K and V share an L2.
+// Consecutive workgroups go to consecutive dies. Give each die a run of consecutive blocks, so that the blocks that
+// read the same K and V share an L2.
 __device__ __forceinline__ u32 gather_by_die(u32 index, u32 count, u32 dies) {
     const u32 die = index % dies, slot = index / dies, each = count / dies, more = count % dies;
     return die * each + (die < more ? die : more) + slot;
@@ -136,8 +138,10 @@ __device__ __forceinline__ bool find_work(const Cdna3Args &a, Work &work) {
     work.values = reinterpret_cast<const Global *>(a.value_tiles) + value_tile * kValueTileBytes;
     MOON_GLOBAL f32 *lse = reinterpret_cast<MOON_GLOBAL f32 *>(a.lse);
     work.lse = lse ? lse + batch * a.lse_stride_batch + head * a.lse_stride_head + row_q : nullptr;
-    work.partial_o = split ? reinterpret_cast<MOON_GLOBAL f32 *>(a.partial_o) + (i64)partial * kRows * kHeadDim : nullptr;
-    work.partial_stats = split ? reinterpret_cast<MOON_GLOBAL f32 *>(a.partial_stats) + (i64)partial * kRows * 2 : nullptr;
+    work.partial_o =
+        split ? reinterpret_cast<MOON_GLOBAL f32 *>(a.partial_o) + (i64)partial * kRows * kHeadDim : nullptr;
+    work.partial_stats =
+        split ? reinterpret_cast<MOON_GLOBAL f32 *>(a.partial_stats) + (i64)partial * kRows * 2 : nullptr;
     return true;
 }
 

@@ -3,8 +3,9 @@
 //   S^T[key][row] = K Q^T     A: K from LDS, 16 keys x 16 dims, B: Q from registers (tile 2: from LDS)
 //   O^T[dim][row] += V^T P^T  A: V from L1, transposed by the pre-pass, B: P as the softmax left it
 //
-// Both hold queries in columns, so a lane has four keys (or dims) of one query row, and D of the first is B of the second.
-// A ring slot is refilled right after its last use; its depth times six matrix instructions is the latency it covers.
+// Both hold queries in columns, so a lane has four keys (or dims) of one query row, and D of the first is B of the
+// second. A ring slot is refilled right after its last use; its depth times six matrix instructions is the latency it
+// covers.
 #pragma once
 
 #include "isa.h"
@@ -15,7 +16,7 @@ namespace moon {
 constexpr i32 kValueRing = 8;  // 16 B a lane each: two key blocks x 16 dims
 constexpr i32 kKeyRing = 4;    // 16 B a lane each: 16 keys x two chunks of dims
 constexpr i32 kPairs = kChunks / 2;
-constexpr i32 kSteps = 16;     // of either product: 6 matrix instructions for the wave's three query tiles
+constexpr i32 kSteps = 16;  // of either product: 6 matrix instructions for the wave's three query tiles
 
 // Pairs of operands come by one 16-byte load.
 __device__ __forceinline__ u32x2 first(u32x4 pair) { return pair.xy; }
@@ -29,22 +30,22 @@ struct Queries {
 
 struct KeyRing {
     u32x4 slot[kKeyRing];
-    u32x4 query[2];   // chunk pairs of the third query tile
-    u32 address;      // LDS byte of the lane's first read in the current K tile
+    u32x4 query[2];  // chunk pairs of the third query tile
+    u32 address;     // LDS byte of the lane's first read in the current K tile
 };
 
 struct ValueRing {
     u32x4 slot[kValueRing];
     const Global *tile;  // the current V tile
-    u32 offset;        // 16 * lane
+    u32 offset;          // 16 * lane
 };
 
 // K on its way from memory to LDS: a wave brings the slabs 2w and 2w + 1, a row of 256 B each load.
 struct KeyLoader {
-    const Global *tile;   // first key of the next tile to load
-    i32 keys;             // from there to the end
-    u32 lds;              // where it goes: bytes from the K buffers' start
-    u32 row[8];           // byte offsets of the wave's rows in a tile
+    const Global *tile;  // first key of the next tile to load
+    i32 keys;            // from there to the end
+    u32 lds;             // where it goes: bytes from the K buffers' start
+    u32 row[8];          // byte offsets of the wave's rows in a tile
     u32 wave, row_bytes;
     i64 tile_bytes;
 
@@ -67,7 +68,8 @@ struct KeyLoader {
         }
     }
 
-    // Starts the loads of the next tile, if there is one. They are done after wait_memory and, for other waves, a barrier.
+    // Starts the loads of the next tile, if there is one. They are done after wait_memory and, for other waves, a
+    // barrier.
     __device__ __forceinline__ void load(Lds *base, u32 lane4) {
         if (keys > 0) {
             if (keys < kKeys) for_rows(keys);
@@ -106,15 +108,18 @@ __device__ __forceinline__ void load_queries(Queries &q, const Work &work, i64 s
 #pragma unroll
             for (i32 x = 0; x < kPairs; x++) {
                 const u32x4 pair = {chunk[2 * x].x, chunk[2 * x].y, chunk[2 * x + 1].x, chunk[2 * x + 1].y};
-                if (x < kPairsInLds) reinterpret_cast<MOON_LDS u32x4 *>(q.in_lds)[64 * x] = pair;
-                else q.last = pair;
+                if (x < kPairsInLds)
+                    reinterpret_cast<MOON_LDS u32x4 *>(q.in_lds)[64 * x] = pair;
+                else
+                    q.last = pair;
             }
         }
     }
 }
 
 __device__ __forceinline__ u32x4 read_key(Lds *base, const KeyRing &ring, i32 step) {
-    const MOON_LDS u32x2 *at = reinterpret_cast<const MOON_LDS u32x2 *>(base + ring.address + (step % 4) * kRowBytes + (step / 4) * 64);
+    const MOON_LDS u32x2 *at =
+        reinterpret_cast<const MOON_LDS u32x2 *>(base + ring.address + (step % 4) * kRowBytes + (step / 4) * 64);
     const u32x2 even = at[0], odd = at[4];
     return u32x4{even.x, even.y, odd.x, odd.y};
 }
@@ -130,7 +135,8 @@ __device__ __forceinline__ void prefetch_key(KeyRing &ring, const Queries &q, Ld
 }
 
 // S = K Q^T. Steps: chunk pairs outside, key blocks inside, so that a chunk's accumulators are four apart.
-__device__ __forceinline__ void multiply_qk(f32x4 (&s)[kTiles][kKeyBlocks], const Queries &q, KeyRing &ring, Lds *base) {
+__device__ __forceinline__ void multiply_qk(f32x4 (&s)[kTiles][kKeyBlocks], const Queries &q, KeyRing &ring,
+                                            Lds *base) {
 #pragma unroll
     for (i32 step = 0; step < kSteps; step++) {
         const i32 x = step / 4, b = step % 4;
@@ -154,7 +160,8 @@ __device__ __forceinline__ void multiply_qk(f32x4 (&s)[kTiles][kKeyBlocks], cons
 
 // V fragments lie in the order of use: half a tile's 32 keys by all dims, then the other half.
 __device__ __forceinline__ u32x4 load_value(const ValueRing &ring, i32 step) {
-    return __builtin_amdgcn_raw_buffer_load_b128(buffer(ring.tile), ring.offset + (step % 4) * 1024, (step / 4) * 4096, 0);
+    return __builtin_amdgcn_raw_buffer_load_b128(buffer(ring.tile), ring.offset + (step % 4) * 1024, (step / 4) * 4096,
+                                                 0);
 }
 
 __device__ __forceinline__ void prefetch_values(ValueRing &ring) {
@@ -163,8 +170,8 @@ __device__ __forceinline__ void prefetch_values(ValueRing &ring) {
     for (i32 i = 0; i < kValueRing; i++) ring.slot[i] = load_value(ring, i);
 }
 
-// O += V^T P^T over the tile's first 32 keys, then the last 32; `between` runs between the halves, `after(step)` after a
-// step's matrix instructions.
+// O += V^T P^T over the tile's first 32 keys, then the last 32; `between` runs between the halves, `after(step)` after
+// a step's matrix instructions.
 template <class Between, class After>
 __device__ __forceinline__ void multiply_pv(f32x4 (&o)[kTiles][kChunks], const u32x2 (&p)[kTiles][kKeyBlocks],
                                             ValueRing &ring, Between between, After after) {

@@ -27,7 +27,8 @@ __device__ __forceinline__ void merge(const Cdna3MergeArgs &a) {
 
     const i64 first = (i64)split_block * a.num_splits * kRows + row_in_block;
     const MOON_GLOBAL f32 *stats = reinterpret_cast<const MOON_GLOBAL f32 *>(a.partial_stats) + 2 * first;
-    const MOON_GLOBAL f32x4 *partial = reinterpret_cast<const MOON_GLOBAL f32x4 *>(a.partial_o) + kThreadsPerRow * first + part;
+    const MOON_GLOBAL f32x4 *partial =
+        reinterpret_cast<const MOON_GLOBAL f32x4 *>(a.partial_o) + kThreadsPerRow * first + part;
     f32 reference = -kMaxF32;
     for (i32 i = 0; i < a.num_splits; i++) {
         const i64 at = 2 * (i64)i * kRows;
@@ -50,18 +51,18 @@ __device__ __forceinline__ void merge(const Cdna3MergeArgs &a) {
         MOON_GLOBAL f32 *lse = reinterpret_cast<MOON_GLOBAL f32 *>(a.lse);
         lse[batch * a.lse_stride_batch + head * a.lse_stride_head + row] = log_sum(-reference, sum);
     }
-    MOON_GLOBAL u16 *out = reinterpret_cast<MOON_GLOBAL u16 *>(a.o) + batch * a.o_stride_batch + head * a.o_stride_head +
-                           row * a.o_stride_row + 4 * part;
+    MOON_GLOBAL u16 *out = reinterpret_cast<MOON_GLOBAL u16 *>(a.o) + batch * a.o_stride_batch +
+                           head * a.o_stride_head + row * a.o_stride_row + 4 * part;
     reinterpret_cast<MOON_GLOBAL Words2 *>(out)->value = round_four<mode>(o * reciprocal(sum));
 }
 
 }  // namespace
 }  // namespace moon
 
-#define MOON_KERNEL(mode)                                                        \
-    extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256))) \
-    void moon_attention_cdna3_merge_##mode(moon::Cdna3MergeArgs args) {                   \
-        moon::merge<moon::Rounding::mode>(args);                                 \
+#define MOON_KERNEL(mode)                                                             \
+    extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256))) void \
+    moon_attention_cdna3_merge_##mode(moon::Cdna3MergeArgs args) {                    \
+        moon::merge<moon::Rounding::mode>(args);                                      \
     }
 
 MOON_KERNEL(rtne)

@@ -1,9 +1,10 @@
 // The softmax of one 64-key tile for a wave's three query tiles: S in, P out, running maximum and row sum moved on.
 //
-// A lane holds 16 scores of each of its three rows, S[t][b][r] for the key 16 b + 4 (lane / 16) + r; three other lanes hold
-// the rest of the row. Two policies for the reference m that is subtracted before the exponential:
+// A lane holds 16 scores of each of its three rows, S[t][b][r] for the key 16 b + 4 (lane / 16) + r; three other lanes
+// hold the rest of the row. Two policies for the reference m that is subtracted before the exponential:
 //
-//   exact   m is the running maximum, moved every 32 keys: AITER's steps and so AITER's bits. A maximum that rises in the
+//   exact   m is the running maximum, moved every 32 keys: AITER's steps and so AITER's bits. A maximum that rises in
+//   the
 //           second 32 keys makes O move between the halves of the second product.
 //   lazy    m moves, to the tile's maximum, only when a row passes it by 8 in log2 units: P <= 256, nothing is lost.
 //
@@ -22,12 +23,12 @@ constexpr f32 kLazyThreshold = 8.0f;  // log2 units
 
 // Per lane: its row of each of the three query tiles.
 struct Rows {
-    f32 limit[kTiles];      // a score above it moves the reference: m, or lazy m + 8 / scale_log2
-    f32 shift[kTiles];      // -m in log2 units
-    f32 shift_half[kTiles]; // exact: the same for the first 32 keys of this tile; equal to shift unless second_half
-    f32 sum[kTiles];        // of P before it is rounded, this lane's keys
-    f32 factor[kTiles];     // exact: what moves O and sum on between the halves; 1 unless second_half
-    u32 second_half;        // exact: 1 if some row of the wave rose in the second 32 keys, else 0; uniform
+    f32 limit[kTiles];       // a score above it moves the reference: m, or lazy m + 8 / scale_log2
+    f32 shift[kTiles];       // -m in log2 units
+    f32 shift_half[kTiles];  // exact: the same for the first 32 keys of this tile; equal to shift unless second_half
+    f32 sum[kTiles];         // of P before it is rounded, this lane's keys
+    f32 factor[kTiles];      // exact: what moves O and sum on between the halves; 1 unless second_half
+    u32 second_half;         // exact: 1 if some row of the wave rose in the second 32 keys, else 0; uniform
 };
 
 // What the scale makes of the policy's constants.
@@ -54,7 +55,8 @@ __device__ __forceinline__ void init_rows(Rows &rows, const Scale &scale) {
 }
 
 // Scores of keys that a row does not see become -Inf. `first_row`: the wave's first in the workgroup.
-__device__ __forceinline__ void mask_scores(f32x4 (&s)[kTiles][kKeyBlocks], const Work &work, i32 tile, i32 first_row, Lane lane) {
+__device__ __forceinline__ void mask_scores(f32x4 (&s)[kTiles][kKeyBlocks], const Work &work, i32 tile, i32 first_row,
+                                            Lane lane) {
     opaque(lane.lane4);  // else what follows is kept up to date in registers for every tile
 #pragma unroll
     for (i32 t = 0; t < kTiles; t++) {
@@ -70,7 +72,8 @@ __device__ __forceinline__ void mask_scores(f32x4 (&s)[kTiles][kKeyBlocks], cons
 }
 
 // Maxima of the lane's scores per row: of the first 32 keys, and of all 64. The chains of the rows are interleaved.
-__device__ __forceinline__ void find_maxima(const f32x4 (&s)[kTiles][kKeyBlocks], f32 (&half)[kTiles], f32 (&all)[kTiles]) {
+__device__ __forceinline__ void find_maxima(const f32x4 (&s)[kTiles][kKeyBlocks], f32 (&half)[kTiles],
+                                            f32 (&all)[kTiles]) {
 #define MOON_EACH_ROW _Pragma("unroll") for (i32 t = 0; t < kTiles; t++)
     MOON_EACH_ROW half[t] = max3(s[t][0][0], s[t][0][1], s[t][0][2]);
     MOON_EACH_ROW half[t] = max3(half[t], s[t][0][3], s[t][1][0]);
@@ -146,7 +149,8 @@ __device__ __forceinline__ void raise(Rows &rows, f32x4 (&o)[kTiles][kChunks], c
 // P of two key blocks: e^(s - m), rounded; the sum takes it unrounded, so that one NaN makes the whole row NaN.
 template <Rounding mode>
 __device__ __forceinline__ void exponentials(const f32x4 (&s)[kTiles][kKeyBlocks], u32x2 (&p)[kTiles][kKeyBlocks],
-                                             f32 (&sum)[kTiles], const f32 (&shift)[kTiles], f32 scale_log2, i32 first_block) {
+                                             f32 (&sum)[kTiles], const f32 (&shift)[kTiles], f32 scale_log2,
+                                             i32 first_block) {
     MOON_EACH_ROW {
 #pragma unroll
         for (i32 b = first_block; b < first_block + 2; b++) {

@@ -1,9 +1,9 @@
-// The V pre-pass: V into the order in which the attention kernel's lanes load it, so that one 16-byte load a lane is two
-// matrix operands. A workgroup rewrites one tile of 64 keys, 16 KiB.
+// The V pre-pass: V into the order in which the attention kernel's lanes load it, so that one 16-byte load a lane is
+// two matrix operands. A workgroup rewrites one tile of 64 keys, 16 KiB.
 //
 // Fragment (half h, chunk c) of a tile is 1 KiB, 16 B a lane: dim 16 c + lane % 16 of the keys k and k + 16, where
-// k = 32 h + 4 (lane / 16) + 0..3. A thread takes two dims of eight keys, which is two lanes' 16 bytes: a wave reads whole
-// rows and writes whole 256-byte runs, and the transposition is eight byte permutes in registers.
+// k = 32 h + 4 (lane / 16) + 0..3. A thread takes two dims of eight keys, which is two lanes' 16 bytes: a wave reads
+// whole rows and writes whole 256-byte runs, and the transposition is eight byte permutes in registers.
 //
 // Keys past the end become zero: their P is zero, and zero times whatever lies there must be zero.
 
@@ -72,7 +72,8 @@ __device__ __forceinline__ void rewrite_tile(const Cdna3ValuesArgs &a) {
             even[i] = __builtin_amdgcn_perm(x[2 * i + 1], x[2 * i], 0x05040100u);
             odd[i] = __builtin_amdgcn_perm(x[2 * i + 1], x[2 * i], 0x07060302u);
         }
-        MOON_GLOBAL u32x4 *to = reinterpret_cast<MOON_GLOBAL u32x4 *>(out + 8192 * half + 1024 * (lane / 8)) + 16 * group + 2 * (lane % 8);
+        MOON_GLOBAL u32x4 *to =
+            reinterpret_cast<MOON_GLOBAL u32x4 *>(out + 8192 * half + 1024 * (lane / 8)) + 16 * group + 2 * (lane % 8);
         to[0] = even;
         to[1] = odd;
     }
@@ -81,6 +82,7 @@ __device__ __forceinline__ void rewrite_tile(const Cdna3ValuesArgs &a) {
 }  // namespace
 }  // namespace moon
 
-extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256))) void moon_attention_cdna3_values(moon::Cdna3ValuesArgs args) {
+extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256))) void moon_attention_cdna3_values(
+    moon::Cdna3ValuesArgs args) {
     moon::rewrite_tile(args);
 }
