@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from moon_diffusers.emulation import emulate, offload
     from moon_diffusers.functional import attention
     from moon_diffusers.integrations.diffusers import MoonAttnProcessor, restore, set_attn_processor
+    from moon_diffusers.sequences import attention_paged, attention_varlen
 
 try:
     __version__ = version("moon-diffusers")
@@ -30,6 +31,8 @@ except PackageNotFoundError:  # a checkout that is not installed
 _PUBLIC: dict[str, str] = {
     "MoonAttnProcessor": "moon_diffusers.integrations.diffusers",
     "attention": "moon_diffusers.functional",
+    "attention_paged": "moon_diffusers.sequences",
+    "attention_varlen": "moon_diffusers.sequences",
     "emulate": "moon_diffusers.emulation",
     "offload": "moon_diffusers.emulation",
     "reset_summary": "moon_diffusers.counters",
@@ -43,6 +46,8 @@ __all__ = [
     "MoonError",
     "__version__",
     "attention",
+    "attention_paged",
+    "attention_varlen",
     "emulate",
     "offload",
     "reset_summary",
