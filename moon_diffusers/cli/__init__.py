@@ -13,12 +13,16 @@ from typing import Any
 
 import click
 
+import moon_diffusers
+
 __all__ = ["COMMANDS", "main"]
 
 # name: (module:attribute, the line shown by `moon-diffusers --help`)
 COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("moon_diffusers.cli.generate:generate", "Generate a video without and with the kernel, and compare."),
     "compare": ("moon_diffusers.cli.compare:compare", "Compare two runs, two videos or two latent files."),
+    "doctor": ("moon_diffusers.cli.doctor:doctor", "Say what this machine is and which kernels would run on it."),
+    "plan": ("moon_diffusers.cli.plan:plan", "Say what would be launched for a shape, without launching it."),
     "bench": ("moon_diffusers.cli.bench:bench", "Time attention kernels side by side on this machine's GPU."),
 }
 
@@ -65,6 +69,6 @@ class BadInput(click.ClickException):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(package_name="moon-diffusers", prog_name="moon-diffusers")
+@click.version_option(moon_diffusers.__version__, prog_name="moon-diffusers")
 def main() -> None:
     """Attention kernels for diffusers pipelines on AMD MI300X and MI355X, and an emulator that runs them anywhere."""

@@ -25,7 +25,9 @@ def compare(run_a: Path, run_b: Path, max_latent_error: float | None, min_psnr: 
     Videos of any kind that ffmpeg reads; latents as .safetensors, .npy or .pt.
     """
     from moon_diffusers.quality.compare import compare_paths
+    from moon_diffusers.quality.video import require_video_packages
 
+    require_video_packages()
     comparison = compare_paths(run_a, run_b)
     failures = _failures(comparison, max_latent_error, min_psnr)
     if as_json:

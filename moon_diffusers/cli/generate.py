@@ -137,7 +137,9 @@ def generate(
     from moon_diffusers.generation import batch, models
     from moon_diffusers.generation.output import check_output
     from moon_diffusers.generation.place import place
+    from moon_diffusers.quality.video import require_video_packages
 
+    require_video_packages()
     if prompt is not None and prompt_file is not None:
         raise GenerateError("prompt and prompt_file are both given; expected one of them")
     chosen = str(models.default_sample()) if model is None else model

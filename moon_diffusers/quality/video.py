@@ -6,6 +6,7 @@ RGB exactly, for comparing runs later.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -15,11 +16,29 @@ import numpy.typing as npt
 from moon_diffusers.errors import MoonError
 from moon_diffusers.quality.frames import Frames, to_uint8
 
-__all__ = ["VideoError", "read_video", "write_lossless", "write_mp4"]
+__all__ = ["VideoError", "read_video", "require_video_packages", "write_lossless", "write_mp4"]
 
 
 class VideoError(MoonError, OSError):
     """A video that could not be read or written."""
+
+
+def require_video_packages() -> None:
+    """Check that the optional packages of this room are installed, and that there is an ffmpeg.
+
+    Raises:
+        VideoError: something is missing.
+    """
+    packages = {"imageio_ffmpeg": "imageio-ffmpeg", "skimage": "scikit-image", "jinja2": "jinja2", "tqdm": "tqdm"}
+    missing = [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise VideoError(f"not installed: {', '.join(missing)}; pip install 'moon-diffusers[video]'")
+    import imageio_ffmpeg
+
+    try:
+        imageio_ffmpeg.get_ffmpeg_exe()
+    except RuntimeError as error:
+        raise VideoError("no ffmpeg: neither imageio-ffmpeg's own nor one that IMAGEIO_FFMPEG_EXE names") from error
 
 
 def write_mp4(path: Path, frames: Frames, fps: float) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from moon_diffusers.quality.frames import to_uint8
 from moon_diffusers.quality.metrics import compare_frames
-from moon_diffusers.quality.video import VideoError, read_video, write_lossless, write_mp4
+from moon_diffusers.quality.video import VideoError, read_video, require_video_packages, write_lossless, write_mp4
 
 
 @pytest.fixture
@@ -62,3 +62,25 @@ def test_no_partial_file_is_left(tmp_path, clip, monkeypatch):
     with pytest.raises(VideoError, match="ffmpeg stopped"):
         write_mp4(tmp_path / "a.mp4", clip, 8)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "skimage" else find(name, *rest)
+    )
+    with pytest.raises(VideoError, match=r"scikit-image; pip install 'moon-diffusers\[video\]'"):
+        require_video_packages()
+
+
+def test_a_missing_ffmpeg_is_named(monkeypatch):
+    import imageio_ffmpeg
+
+    def missing():
+        raise RuntimeError("No ffmpeg exe could be found.")
+
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", missing)
+    with pytest.raises(VideoError, match="no ffmpeg"):
+        require_video_packages()
