@@ -44,7 +44,7 @@ def doctor(as_json: bool) -> None:
     )
     if missing:
         click.echo(f"  not installed: {', '.join(missing)} (pip install 'moon-diffusers[video,metrics]')")
-    click.echo(f"sample       {sample or 'none; build one by python samples/build_tiny_wan.py'}")
+    click.echo(f"sample       {sample or 'none yet; generate builds a tiny one'}")
 
 
 def _version(package: str) -> str:
@@ -55,10 +55,6 @@ def _version(package: str) -> str:
 
 
 def _sample() -> str:
-    from moon_diffusers.errors import MoonError
-    from moon_diffusers.generation.models import default_sample
+    from moon_diffusers.generation.models import find_sample
 
-    try:
-        return str(default_sample())
-    except MoonError:
-        return ""
+    return str(find_sample() or "")

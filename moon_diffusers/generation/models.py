@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import runpy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,44 @@ from typing import Any
 import moon_diffusers
 from moon_diffusers.generation.settings import GenerateError, Settings
 
-__all__ = ["check_model", "default_sample", "denoisers", "first_prompt", "load_pipeline", "recommended_settings"]
+__all__ = [
+    "check_model",
+    "default_sample",
+    "denoisers",
+    "find_sample",
+    "first_prompt",
+    "load_pipeline",
+    "recommended_settings",
+]
 
 _SAMPLES = ("wan-emoji", "tiny-wan")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def default_sample() -> Path:
-    """Return the sample pipeline's folder: `samples/` of a checkout, or the copy inside an installed package.
-
-    Raises:
-        GenerateError: neither is there.
-    """
+def find_sample() -> Path | None:
+    """Return the sample pipeline's folder: in `samples/` of a checkout, or the copy inside an installed package."""
     package = Path(moon_diffusers.__file__).parent
     for root in (package.parent / "samples", package / "_samples"):
         for name in _SAMPLES:
             if (root / name / "model_index.json").is_file():
                 return root / name
-    raise GenerateError("model: no sample pipeline is installed; give --model, or run python samples/build_tiny_wan.py")
+    return None
+
+
+def default_sample() -> Path:
+    """Return the sample pipeline's folder; a checkout that has none builds a tiny one, with random weights, in seconds.
+
+    Raises:
+        GenerateError: there is none, and nothing to build one with.
+    """
+    sample = find_sample()
+    if sample is None:
+        builder = Path(moon_diffusers.__file__).parents[1] / "samples" / "build_tiny_wan.py"
+        if not builder.is_file():
+            raise GenerateError("model is not given, and no sample pipeline is installed")
+        sample = builder.with_name("tiny-wan")
+        runpy.run_path(str(builder))["build"](sample)
+    return sample
 
 
 def check_model(model: str) -> None:
@@ -101,9 +122,10 @@ def load_pipeline(settings: Settings) -> Any:
             warnings.simplefilter("ignore", FutureWarning)
             source = str(path) if path.is_dir() else settings.model
             pipe = loader.from_pretrained(source, revision=settings.revision, **{argument: by_component})
-            if type(getattr(pipe, "vae", None)).__name__ == "AutoencoderKLWan":
+            vae = getattr(pipe, "vae", None)
+            if type(vae).__name__ == "AutoencoderKLWan" and vae.dtype != torch.float32:
                 # Wan decodes visibly wrong in 16 bits; its pipelines cast the latents to the VAE's dtype themselves.
-                pipe.vae.to(torch.float32)
+                vae.to(torch.float32)
             pipe.to(settings.device)
     except (OSError, ValueError, RuntimeError, ImportError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -121,8 +143,11 @@ def denoisers(pipe: Any) -> dict[str, Any]:
     Raises:
         GenerateError: it has none.
     """
-    found = {n: getattr(pipe, n, None) for n in ("transformer", "transformer_2", "unet")}
-    present = {name: module for name, module in found.items() if module is not None}
+    present = {
+        name: module
+        for name, module in pipe.components.items()
+        if name.startswith(("transformer", "unet")) and hasattr(module, "dtype")
+    }
     if not present:
         raise GenerateError(f"model: a {type(pipe).__name__} has no transformer and no unet to accelerate")
     return present
