@@ -37,5 +37,5 @@ for rounding in ("rtne", "rtz"):
 a, b = runs["rtne"].with_kernel, runs["rtz"].with_kernel
 between = compare_frames(a.frames, b.frames)
 print(
-    f"rtz against rtne: latents {compare_latents(a.latents[-1], b.latents[-1]).relative_l2:.3e}, PSNR {between.psnr} dB"
+    f"rtz against rtne: latents {compare_latents(a.latents[-1], b.latents[-1]).relative_l2:.3e}, PSNR {decibel(between.psnr)}"
 )

@@ -122,7 +122,7 @@ def load_pipeline(settings: Settings) -> Any:
             warnings.simplefilter("ignore", FutureWarning)
             source = str(path) if path.is_dir() else settings.model
             pipe = loader.from_pretrained(source, revision=settings.revision, **{argument: by_component})
-            vae = getattr(pipe, "vae", None)
+            vae: Any = getattr(pipe, "vae", None)
             if type(vae).__name__ == "AutoencoderKLWan" and vae.dtype != torch.float32:
                 # Wan decodes visibly wrong in 16 bits; its pipelines cast the latents to the VAE's dtype themselves.
                 vae.to(torch.float32)
