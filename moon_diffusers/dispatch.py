@@ -6,16 +6,17 @@ import math
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import masks
+from . import adapt
 from .emulation import Placement, current_placement
 from .errors import ArgumentError, CodeObjectError, HipError, LibraryError, PlanError
 from .planning import plan
-from .problem import LAYOUTS, Problem, check_choice
+from .problem import HEAD_DIM, LAYOUTS, Problem, check_choice
+from .request import Request, Served, empty_lse, empty_output, output_strides
 from .routing import Fallback, Target, route
 from .runtime import device as devices
 from .runtime import selftest
@@ -27,26 +28,6 @@ from .runtime.memory import HostArray, staging
 EMULATED_SCORES_PER_SECOND = 2e6
 #: Kinds of calls remembered per session; a pipeline has a handful.
 MAX_KINDS = 4096
-
-
-class Request(NamedTuple):
-    """The options of a call that are not tensors."""
-
-    layout: str
-    softmax_scale: float | None
-    causal: bool
-    rounding: str
-    rescale: str
-    return_lse: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What a kernel computed."""
-
-    label: str
-    out: Tensor
-    lse: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +60,21 @@ class Session:
 
     def serve(self, q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, request: Request) -> Served | Fallback:
         """Run one call, or say why not."""
+        ready = self.ready(q, k, v, seqlens_k, request)
+        if isinstance(ready, Fallback):
+            return ready
+        out = empty_output(q, v, request.layout)
+        lse = empty_lse(q, request.layout) if ready.return_lse else None
+        inputs = {"q": q, "k": k, "v": v}
+        if seqlens_k is not None:
+            if not (seqlens_k.dtype is torch.int32 and seqlens_k.is_contiguous()):
+                seqlens_k = seqlens_k.to(torch.int32).contiguous()
+            inputs["seqlens_k"] = seqlens_k
+        self._run(ready, inputs, out, lse)
+        return Served(ready.label, out, lse)
+
+    def ready(self, q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, request: Request) -> Ready | Fallback:
+        """What a call of this kind will launch, or why nothing."""
         # Copies start at the same offset from 16 bytes as their originals.
         misaligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
         kind = (
@@ -98,17 +94,7 @@ class Session:
         ready = self._kinds.get(kind)
         if ready is None:
             ready = self._prepare(kind, q, k, v, seqlens_k, request, misaligned)
-        if isinstance(ready, Fallback):
-            return ready
-        out = empty_output(q, v, request.layout)
-        lse = empty_lse(q, request.layout) if ready.return_lse else None
-        inputs = {"q": q, "k": k, "v": v}
-        if seqlens_k is not None:
-            if not (seqlens_k.dtype is torch.int32 and seqlens_k.is_contiguous()):
-                seqlens_k = seqlens_k.to(torch.int32).contiguous()
-            inputs["seqlens_k"] = seqlens_k
-        self._run(ready, inputs, out, lse)
-        return Served(ready.label, out, lse)
+        return ready
 
     def serve_problem(
         self, problem: Problem, inputs: dict[str, Tensor], out: Tensor, lse: Tensor | None
@@ -282,7 +268,7 @@ def describe(
         for dim, stride in zip((0, head, seq), used, strict=True):
             if tensor.shape[dim] > 1:
                 misaligned |= (stride * q.element_size()) & 15
-    out_strides = _output_strides(q, v, request.layout)
+    out_strides = output_strides(q, v, request.layout)
     scale = request.softmax_scale
     return Problem(
         batch=q.shape[0],
@@ -323,9 +309,9 @@ def serve(
     session = _session(q.device)
     if isinstance(session, Fallback):
         return session
-    if attn_mask is None:
+    if attn_mask is None and q.shape[3] == HEAD_DIM:
         return session.serve(q, k, v, seqlens_k, request)
-    return _serve_masked(session, q, k, v, seqlens_k, attn_mask, request, remember_mask)
+    return adapt.serve(session, q, k, v, seqlens_k, attn_mask, request, remember_mask)
 
 
 def serve_problem(problem: Problem, inputs: dict[str, Tensor], out: Tensor, lse: Tensor | None) -> Served | Fallback:
@@ -336,74 +322,6 @@ def serve_problem(problem: Problem, inputs: dict[str, Tensor], out: Tensor, lse:
     """
     session = _session(out.device)
     return session if isinstance(session, Fallback) else session.serve_problem(problem, inputs, out, lse)
-
-
-_mask_cache = masks.MaskCache()
-
-
-def _serve_masked(
-    session: Session,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seqlens_k: Tensor | None,
-    attn_mask: Tensor,
-    request: Request,
-    remember: bool,
-) -> Served | Fallback:
-    """A call whose mask only chooses keys is the call over those keys."""
-    if request.causal or seqlens_k is not None:
-        return Fallback("a mask together with causal or seqlens_k")
-    if attn_mask.device != q.device:
-        return Fallback("a mask on another device")
-    seq, head = (1, 2) if request.layout == "bshd" else (2, 1)
-    read = _mask_cache.read if remember else masks.read_mask
-    mask = read(attn_mask, q.shape[0], q.shape[head], q.shape[seq], k.shape[seq])
-    if mask.reason:
-        return Fallback(mask.reason)
-    if mask.keys:
-        k, v, seqlens_k = _select_keys(k, v, mask.keys, seq)
-    served = session.serve(q, k, v, seqlens_k, request)
-    if isinstance(served, Fallback) or mask.rows is None:
-        return served
-    hidden = ~mask.rows.to(q.device).expand(q.shape[0], -1)
-    out = served.out if request.layout == "bshd" else served.out.transpose(1, 2)
-    out.masked_fill_(hidden[:, :, None, None], 0.0)
-    if served.lse is not None:
-        served.lse.masked_fill_(hidden[:, None, :], -torch.inf)
-    return served
-
-
-def _select_keys(k: Tensor, v: Tensor, keys: tuple[masks.Keys, ...], seq: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """K and V of the chosen keys alone: views where they are neighbours, copies where there are gaps."""
-    first = keys[0]
-    if all(isinstance(entry, slice) and entry == first for entry in keys):
-        assert isinstance(first, slice)
-        length = first.stop - first.start
-        return k.narrow(seq, first.start, length), v.narrow(seq, first.start, length), None
-    if len(keys) == 1:
-        assert isinstance(first, Tensor)
-        return k.index_select(seq, first), v.index_select(seq, first), None
-    lengths = [entry.stop - entry.start if isinstance(entry, slice) else entry.numel() for entry in keys]
-    longest = max(lengths)
-    valid = torch.tensor(lengths, dtype=torch.int32, device=k.device)
-    if all(isinstance(entry, slice) and entry.start == 0 for entry in keys):
-        return k.narrow(seq, 0, longest), v.narrow(seq, 0, longest), valid
-
-    def pack(tensor: Tensor) -> Tensor:
-        shape = list(tensor.shape)
-        shape[seq] = longest
-        # Zeros, not garbage: what lies behind the valid keys meets a weight of 0, and 0 x NaN is NaN.
-        packed = tensor.new_zeros(shape)
-        for entry, chosen in enumerate(keys):
-            source, target = tensor[entry], packed[entry].narrow(seq - 1, 0, lengths[entry])
-            if isinstance(chosen, slice):
-                target.copy_(source.narrow(seq - 1, chosen.start, lengths[entry]))
-            else:
-                target.copy_(source.index_select(seq - 1, chosen))
-        return packed
-
-    return pack(k), pack(v), valid
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------
@@ -452,7 +370,7 @@ def reset() -> None:
     """Forget all sessions, e.g. after the build products or the environment changed."""
     with _sessions_lock:
         _sessions.clear()
-    _mask_cache.clear()
+    adapt.forget_masks()
 
 
 def _after_fork() -> None:
@@ -466,33 +384,6 @@ if hasattr(os, "register_at_fork"):
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
-
-
-def empty_output(q: Tensor, v: Tensor, layout: str) -> Tensor:
-    """Uninitialised output for `q`: dense, heads and rows in the memory order of q."""
-    batch, second, third, _ = q.shape
-    head_dim = v.shape[3]
-    if layout == "bhsd" and q.stride(1) < q.stride(2):
-        # A BSHD tensor seen as BHSD, as SDPA callers have it: they transpose back, which then costs no copy.
-        out = torch.empty((batch, third, second, head_dim), dtype=q.dtype, device=q.device)
-        return out.transpose(1, 2)
-    return torch.empty((batch, second, third, head_dim), dtype=q.dtype, device=q.device)
-
-
-def _output_strides(q: Tensor, v: Tensor, layout: str) -> tuple[int, int, int]:
-    """The strides of `empty_output`, without the tensor."""
-    _, second, third, _ = q.shape
-    head_dim = v.shape[3]
-    if layout == "bhsd" and q.stride(1) < q.stride(2):
-        return second * third * head_dim, head_dim, second * head_dim
-    return second * third * head_dim, third * head_dim, head_dim
-
-
-def empty_lse(q: Tensor, layout: str) -> Tensor:
-    """Uninitialised log-sum-exp for `q`: fp32 (B, H, Sq)."""
-    batch, second, third, _ = q.shape
-    heads, rows = (third, second) if layout == "bshd" else (second, third)
-    return torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
 
 
 def _host(tensor: Tensor) -> HostArray:

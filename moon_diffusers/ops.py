@@ -17,12 +17,14 @@ from torch import Tensor
 
 from . import counters, dispatch, fallback
 from .dispatch import check_shapes
-from .problem import RESCALES, ROUNDINGS, check_choice
+from .problem import HEAD_DIM, RESCALES, ROUNDINGS, check_choice
+from .request import Request, Served, empty_lse, empty_output
 from .routing import Fallback
 
 _OPTIONS = (
     "Tensor q, Tensor k, Tensor v, Tensor? seqlens_k, Tensor? attn_mask, float? softmax_scale, str layout, "
-    "bool causal, str rounding, str rescale, bool? strict, str scope, str refusal, bool remember_mask"
+    "bool causal, str rounding, str rescale, bool? strict, str scope, str refusal, bool remember_mask, "
+    "int min_head_dim"
 )
 
 # torch.library.custom_op would cost some 20 us a call here; the same operators made by hand cost 5.
@@ -55,6 +57,7 @@ def attention(
     strict: bool | None = ...,
     scope: str = ...,
     refusal: str = ...,
+    min_head_dim: int = ...,
 ) -> Tensor: ...
 @overload
 def attention(
@@ -73,6 +76,7 @@ def attention(
     strict: bool | None = ...,
     scope: str = ...,
     refusal: str = ...,
+    min_head_dim: int = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
@@ -91,6 +95,7 @@ def attention(
     strict: bool | None = ...,
     scope: str = ...,
     refusal: str = ...,
+    min_head_dim: int = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
@@ -108,17 +113,19 @@ def attention(
     strict: bool | None = None,
     scope: str = "",
     refusal: str = "",
+    min_head_dim: int = HEAD_DIM,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention for integrations: falls back, counted, wherever the kernel cannot serve.
 
     Args:
         q, k, v, layout, rounding, rescale, softmax_scale, return_lse, causal, seqlens_k, strict: as
             `moon_diffusers.attention`, but any float dtype and head dim are taken (torch computes them).
-        attn_mask: as torch SDPA takes it, broadcastable to (B, H, Sq, Sk). A bool mask of keys alone, shape
-            (B or 1, 1, 1, Sk), is served exactly: all true is no mask, a prefix becomes key lengths, gaps are taken
-            out. Any other mask falls back and is honoured there.
+        attn_mask: as torch SDPA takes it, broadcastable to (B, H, Sq, Sk). A mask that only chooses keys (and query
+            rows) is served exactly: all true is no mask, a prefix becomes key lengths, gaps are taken out. Any other
+            mask falls back and is honoured there.
         scope: label under which the call is counted.
         refusal: a reason of the caller's own why this call must fall back, empty for none.
+        min_head_dim: head dims from here up to 127 are padded with zeros to 128; by default none is.
 
     Returns:
         (B, Sq, H, D) or (B, H, Sq, D) like q; with `return_lse` also fp32 (B, H, Sq), natural log.
@@ -153,6 +160,7 @@ def attention(
         refusal,
         # Compiled code reuses buffers behind torch's back, so a mask that it made is read anew each time.
         not torch.compiler.is_compiling(),
+        min_head_dim,
     )
     return result
 
@@ -182,9 +190,10 @@ def _run(
     scope: str,
     refusal: str,
     remember_mask: bool,
+    min_head_dim: int,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    request = dispatch.Request(layout, softmax_scale, causal, rounding, rescale, want_lse)
-    outcome: dispatch.Served | Fallback
+    request = Request(layout, softmax_scale, causal, rounding, rescale, want_lse, min_head_dim)
+    outcome: Served | Fallback
     outcome = Fallback(refusal) if refusal else dispatch.serve(q, k, v, seqlens_k, attn_mask, request, remember_mask)
     if not isinstance(outcome, Fallback):
         counters.record_served(outcome.label, scope)
@@ -224,7 +233,7 @@ def _sdpa(
 
 def _conform(out: Tensor, q: Tensor, v: Tensor, layout: str) -> Tensor:
     """`out` with the strides that the fake kernel promises."""
-    promised = dispatch.empty_output(q, v, layout)
+    promised = empty_output(q, v, layout)
     if promised.stride() == out.stride() and out.storage_offset() == 0:
         return out
     return promised.copy_(out)
@@ -277,12 +286,12 @@ def _attention_backward(
 def _fake_attention(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
     layout: str = arguments[3]
     check_shapes(q, k, v, layout)
-    return dispatch.empty_output(q, v, layout)
+    return empty_output(q, v, layout)
 
 
 def _fake_attention_lse(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     layout: str = arguments[3]
-    return _fake_attention(q, k, v, *arguments), dispatch.empty_lse(q, layout)
+    return _fake_attention(q, k, v, *arguments), empty_lse(q, layout)
 
 
 def _fake_backward(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import counters, dispatch, fallback
 from .problem import Problem
+from .request import Served
 from .routing import Fallback
 
 _OPTIONS = "float? softmax_scale, bool causal, str rounding, str rescale, bool? strict, str scope"
@@ -192,7 +193,7 @@ def run(call: Varlen | Paged, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     """
     out, lse = call.empty()
     problem = call.problem(out, return_lse)
-    outcome: dispatch.Served | Fallback
+    outcome: Served | Fallback
     if isinstance(problem, Fallback):
         outcome = problem
     else:

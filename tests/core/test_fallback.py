@@ -200,7 +200,7 @@ def test_compiles_as_one_graph_with_dynamic_shapes(backend):
 
 def test_operators_pass_torchs_own_check():
     q, k, v = (t.transpose(1, 2) for t in bhsd(1, 2, 2, 5, 7))
-    arguments = (q, k, v, None, None, None, "bshd", False, "rtne", "auto", None, "", "", True)
+    arguments = (q, k, v, None, None, None, "bshd", False, "rtne", "auto", None, "", "", True, 128)
     torch.library.opcheck(torch.ops.moon_diffusers.attention.default, arguments)
     torch.library.opcheck(torch.ops.moon_diffusers.attention_lse.default, arguments)
     needs_grad = tuple(t.float().requires_grad_() for t in (q, k, v)) + arguments[3:]

@@ -58,6 +58,7 @@ def attend(
         attn_mask=attn_mask,
         strict=options.strict,
         scope=options.scope,
+        min_head_dim=options.min_head_dim,
     )
 
 
@@ -84,6 +85,8 @@ def refusal(
     if is_causal and (attn_mask is not None or q.shape[seq] != k.shape[seq]):
         # Torch aligns the causal mask to the first key, kernels to the last.
         return "causal with another mask or unequal lengths"
+    if attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled():
+        return "mask that requires grad"
     if function_modes_active():
         return "another TorchFunctionMode wants to see the call"
     return ""

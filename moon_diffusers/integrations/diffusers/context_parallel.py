@@ -91,6 +91,7 @@ def context_parallel_attention(
             attn_mask=attn_mask,
             strict=options.strict,
             scope=options.scope,
+            min_head_dim=options.min_head_dim,
             return_lse=True,
         )
         return out, lse.transpose(1, 2)

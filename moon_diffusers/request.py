@@ -1,0 +1,60 @@
+"""What travels with the tensors of a call, and the tensors that it gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .problem import HEAD_DIM
+
+
+class Request(NamedTuple):
+    """The options of a call that are not tensors."""
+
+    layout: str
+    softmax_scale: float | None
+    causal: bool
+    rounding: str
+    rescale: str
+    return_lse: bool
+    #: Smaller head dims than 128 are padded from here on.
+    min_head_dim: int = HEAD_DIM
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a kernel computed."""
+
+    label: str
+    out: Tensor
+    lse: Tensor | None
+
+
+def empty_output(q: Tensor, v: Tensor, layout: str) -> Tensor:
+    """Uninitialised output for `q`: dense, heads and rows in the memory order of q."""
+    batch, second, third, _ = q.shape
+    head_dim = v.shape[3]
+    if layout == "bhsd" and q.stride(1) < q.stride(2):
+        # A BSHD tensor seen as BHSD, as SDPA callers have it: they transpose back, which then costs no copy.
+        out = torch.empty((batch, third, second, head_dim), dtype=q.dtype, device=q.device)
+        return out.transpose(1, 2)
+    return torch.empty((batch, second, third, head_dim), dtype=q.dtype, device=q.device)
+
+
+def output_strides(q: Tensor, v: Tensor, layout: str) -> tuple[int, int, int]:
+    """The strides of `empty_output`, without the tensor."""
+    _, second, third, _ = q.shape
+    head_dim = v.shape[3]
+    if layout == "bhsd" and q.stride(1) < q.stride(2):
+        return second * third * head_dim, head_dim, second * head_dim
+    return second * third * head_dim, third * head_dim, head_dim
+
+
+def empty_lse(q: Tensor, layout: str) -> Tensor:
+    """Uninitialised log-sum-exp for `q`: fp32 (B, H, Sq)."""
+    batch, second, third, _ = q.shape
+    heads, rows = (third, second) if layout == "bshd" else (second, third)
+    return torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
