@@ -69,7 +69,7 @@ __device__ __forceinline__ void run(Wave &w, Loads<paged> &loads, const Span &sp
         loads.bring(kAhead, kLoadsPerStep);
     }
     fill_ring(ring, kFragmentsV, lane_k + kLastSlot, 0);
-    multiply(w, kFragmentsV, ring, lane_k + kLastSlot, 0, nothing);
+    multiply(w, kFragmentsV, kFragments, ring, lane_k + kLastSlot, 0, nothing);
 
     i32 rare = 0;
     u32 read_slot = 0;
@@ -90,11 +90,17 @@ __device__ __forceinline__ void run(Wave &w, Loads<paged> &loads, const Span &sp
         fence();
         if constexpr (group == kGroupB) wait_and_meet<kPending>();
         __builtin_amdgcn_s_setprio(1);
-        multiply(w, 0, ring, address_k, address_v, [&](i32 f) {
+        multiply(w, 0, kFragmentsV, ring, address_k, address_v, [&](i32 f) {
             if (f > 0 && f <= kLoadsPerStep) loads.issue(f - 1);
             if (f < kLoadsPerStep) loads.aim(f);
             if (f == kLoadsPerStep) loads.next_slot();
         });
+        forget_scores(w);
+        i32 tiles_left = span.tiles - 1 - i;
+        opaque_scalar(tiles_left);  // or the loop would be turned into one with its exit here, and spill
+        if (__builtin_expect(tiles_left > 0, 1)) {
+            multiply(w, kFragmentsV, kFragments, ring, address_k, address_v, nothing);
+        }
         __builtin_amdgcn_s_setprio(0);
     }
     if constexpr (group == kGroupA) wait_and_meet<kPending>();
@@ -115,7 +121,8 @@ __device__ __forceinline__ void start_stream(Stream &s, u64 base, i64 stride_bat
 // Points the streams at the part's keys and starts the steps before the loop.
 template <bool paged>
 __device__ __forceinline__ void start_loads(Loads<paged> &loads, ArgsPointer a, const Work &work, i32 wave) {
-    const i32 lane = lane_id(), head_kv = work.head / (a->num_heads / a->num_heads_kv);
+    const u32 lane = lane_id();
+    const i32 head_kv = work.head / (a->num_heads / a->num_heads_kv);
     const i32 first_row = work.first_tile * kKeys + first_loaded_row(wave);
     const i64 batch = paged ? 0 : work.batch, row = work.row0_k + first_row;
     const u64 k = a->k + (u64)(batch * a->k_stride_batch + head_kv * a->k_stride_head) * kElement;
@@ -137,13 +144,15 @@ __device__ __forceinline__ void start_loads(Loads<paged> &loads, ArgsPointer a, 
     loads.lds_k = 2 * wave * kSlabPitchK;
     loads.lds_v = kOffsetV + 2 * wave * kSlabPitchV;
     loads.slot = kLastSlot;
+    asm volatile("s_nop 4");  // pays the debt of the first load: a readfirstlane may have made its resource
     loads.bring(-1, 2);
 #pragma unroll
     for (i32 step = 0; step < kAhead; step++) loads.bring(step, kLoadsPerStep);
 }
 
 __device__ __forceinline__ void start_wave(Wave &w, ArgsPointer a, const Work &work, i32 wave) {
-    const i32 lane = lane_id(), column = lane % 16, group = lane / 16;
+    const u32 lane = lane_id();
+    const i32 column = (i32)(lane % 16), group = (i32)(lane / 16);
     const u64 base = a->q + (u64)(work.batch * a->q_stride_batch + work.head * a->q_stride_head) * kElement;
 #pragma unroll
     for (i32 t = 0; t < kTiles; t++) {
@@ -165,7 +174,8 @@ __device__ __forceinline__ void start_wave(Wave &w, ArgsPointer a, const Work &w
 
 // O divided by the row sum, and LSE. A row that saw no key gives zeros and -inf; a NaN score makes its row NaN.
 __device__ __forceinline__ void store_rows(const Wave &w, ArgsPointer a, const Work &work, i32 wave) {
-    const i32 lane = lane_id(), column = lane % 16, group = lane / 16;
+    const u32 lane = lane_id();
+    const i32 column = (i32)(lane % 16), group = (i32)(lane / 16);
     const i64 first_row = work.row0_q + work.first_row;
     const u64 base = a->o + (u64)(work.batch * a->o_stride_batch + work.head * a->o_stride_head) * kElement;
     f32 *lse = reinterpret_cast<f32 *>(a->lse);
@@ -193,7 +203,8 @@ __device__ __forceinline__ void store_rows(const Wave &w, ArgsPointer a, const W
 
 // A split part's rows, for the merge.
 __device__ __forceinline__ void store_partial(const Wave &w, ArgsPointer a, const Work &work, i32 wave) {
-    const i32 lane = lane_id(), column = lane % 16, group = lane / 16;
+    const u32 lane = lane_id();
+    const i32 column = (i32)(lane % 16), group = (i32)(lane / 16);
     Partial &partial = reinterpret_cast<Partial *>(a->workspace)[work.partial];
 #pragma unroll
     for (i32 t = 0; t < kTiles; t++) {
@@ -234,7 +245,7 @@ __device__ __forceinline__ void attention() {
         // A scale of 0 would make NaN of masked scores: take one that makes 0 of all others.
         span.scale_log2 = a->softmax_scale == 0 ? 1e-37f : a->softmax_scale * kLog2E;
     }
-    const i32 lane = lane_id();
+    const u32 lane = lane_id();
     const u32 lane_k = lane_address_k(lane), lane_v = lane_address_v(lane);
     wait_and_meet<0>();
     if (wave < kWaves / 2) {
@@ -245,6 +256,7 @@ __device__ __forceinline__ void attention() {
 
     // Found again rather than kept: registers are full. The wait: no load may reach LDS that is another workgroup's.
     asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+    mfma_wait_states();
     opaque_scalar(a);
     const Work work = find_work(a, __builtin_amdgcn_workgroup_id_x());
     if (work.partial < 0) {

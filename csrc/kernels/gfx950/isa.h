@@ -106,8 +106,8 @@ __device__ __forceinline__ void opaque_scalar(T &x) {
 // --- lanes -----------------------------------------------------------------------------------------------------------
 
 // The lane's number, computed where it is needed: volatile, so that no register keeps it across the loop.
-__device__ __forceinline__ i32 lane_id() {
-    i32 lane;
+__device__ __forceinline__ u32 lane_id() {
+    u32 lane;
     asm volatile("v_mbcnt_lo_u32_b32 %0, -1, 0\n\tv_mbcnt_hi_u32_b32 %0, -1, %0" : "=&v"(lane));
     return lane;
 }

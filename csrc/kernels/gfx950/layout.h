@@ -53,25 +53,25 @@ static_assert(kLdsBytes <= 144384, "the LDS budget is 141 KiB");
 __device__ __forceinline__ i32 first_loaded_row(i32 wave) { return 16 * (wave / 2) + 2 * (wave % 2); }
 
 // Where this lane reads K: key lane % 16 of a 16-key block, dims 8 (lane / 16) of a 32-dim chunk.
-__device__ __forceinline__ u32 lane_address_k(i32 lane) {
+__device__ __forceinline__ u32 lane_address_k(u32 lane) {
     const u32 key = lane % 16, group = lane / 16;
     return key % 4 * kSlabPitchK + key / 4 * kRowBytes + ((-group & 3) ^ (key / 4)) * 16;
 }
 constexpr u32 immediate_k(i32 key_block, i32 chunk) { return key_block * 4 * kSlabPitchK + chunk * 64; }
 
 // Where this lane reads V: keys 4 (lane / 16) + 0..3 of a 16-key block, of which it brings key lane % 16 / 4.
-__device__ __forceinline__ u32 lane_address_v(i32 lane) {
+__device__ __forceinline__ u32 lane_address_v(u32 lane) {
     const u32 key = lane % 16 / 4, group = lane / 16;
     return kOffsetV + key * kSlabPitchV + group * kRowBytes + lane % 4 * 8;
 }
 constexpr u32 immediate_v(i32 key_block, i32 dim_block) { return key_block * 4 * kSlabPitchV + dim_block * 32; }
 
 // From where this lane loads, in bytes from the first of the wave's rows; the second load is one row on.
-__device__ __forceinline__ u32 lane_source_k(i32 lane, u32 row_bytes) {
+__device__ __forceinline__ u32 lane_source_k(u32 lane, u32 row_bytes) {
     const u32 row = lane / 16, place = lane % 16;
     return 4 * row * row_bytes + ((place & 12) | (-((place & 3) ^ row) & 3)) * 16;
 }
-__device__ __forceinline__ u32 lane_source_v(i32 lane, u32 row_bytes) {
+__device__ __forceinline__ u32 lane_source_v(u32 lane, u32 row_bytes) {
     return lane / 16 * 4 * row_bytes + lane % 16 * 16;
 }
 

@@ -49,18 +49,27 @@ __device__ __forceinline__ void fill_ring(FragmentRing &ring, i32 first, u32 add
     for (i32 f = first; f < first + kDepth - 1; f++) ring[f % kDepth] = read_fragment(f, address_k, address_v);
 }
 
-// All products of the fragments from `first` on; `beside(f)` is issued behind those of fragment f.
+// The products of fragments `first` to `end` - 1; `beside(f)` is issued behind those of fragment f.
 template <class Beside>
-__device__ __forceinline__ void multiply(Wave &w, i32 first, FragmentRing &ring, u32 address_k, u32 address_v,
+__device__ __forceinline__ void multiply(Wave &w, i32 first, i32 end, FragmentRing &ring, u32 address_k, u32 address_v,
                                          Beside &&beside) {
 #pragma unroll
-    for (i32 f = first; f < kFragments; f++) {
+    for (i32 f = first; f < end; f++) {
         const i32 ahead = f + kDepth - 1;
         if (ahead < kFragments) ring[ahead % kDepth] = read_fragment(ahead, address_k, address_v);
         fence();
         multiply_fragment(w, f, ring[f % kDepth]);
         beside(f);
         fence();
+    }
+}
+
+// S holds nothing that is needed; without a word the compiler would keep the exponents beside P and spill.
+__device__ __forceinline__ void forget_scores(Wave &w) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; t++) {
+#pragma unroll
+        for (i32 b = 0; b < kKeyBlocks; b++) asm volatile("" : "=v"(w.s[t][b]));
     }
 }
 

@@ -42,11 +42,12 @@ __device__ __forceinline__ void move_references(Wave &w) {
 // Scores that the row does not see become -inf after scaling. `keys`, `diagonal`: of the wave's first row, from the
 // tile's first key on. The fences keep the compiler from holding all comparisons' results at once.
 __device__ __forceinline__ void mask(Wave &w, i32 keys, i32 diagonal, f32 scale_log2) {
-    const i32 lane = lane_id(), first_key = lane / 16 * 4;
+    const u32 lane = lane_id();
+    const i32 first_key = (i32)(lane / 16) * 4, column = (i32)(lane % 16);
     const f32 unseen = scale_log2 < 0 ? __builtin_inff() : -__builtin_inff();
 #pragma unroll
     for (i32 t = 0; t < kTiles; t++) {
-        i32 seen = diagonal + 16 * t + lane % 16;
+        i32 seen = diagonal + 16 * t + column;
         seen = (seen < keys ? seen : keys) - first_key;
 #pragma unroll
         for (i32 b = 0; b < kKeyBlocks; b++) {
