@@ -12,8 +12,8 @@ thread_local std::string t_message;
 thread_local std::shared_ptr<Launch> t_launch;
 
 struct Name {
-  int code;
-  const char *name, *text;
+    int code;
+    const char *name, *text;
 };
 const Name kNames[] = {
     {0, "hipSuccess", "no error"},
@@ -42,58 +42,54 @@ const Name kNames[] = {
     {999, "hipErrorUnknown", "unknown error"},
 };
 const Name *find_name(int code) {
-  for (const Name &n : kNames)
-    if (n.code == code)
-      return &n;
-  return nullptr;
+    for (const Name &n : kNames)
+        if (n.code == code) return &n;
+    return nullptr;
 }
-} // namespace
+}  // namespace
 
 int hip_fail(int code, const char *format, ...) {
-  char text[1536];
-  va_list args;
-  va_start(args, format);
-  vsnprintf(text, sizeof(text), format, args);
-  va_end(args);
-  t_error = code;
-  t_message = text;
-  return code;
+    char text[1536];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    t_error = code;
+    t_message = text;
+    return code;
 }
 int hip_last_error(bool clear) {
-  int e = t_error;
-  if (clear)
-    t_error = 0;
-  return e;
+    int e = t_error;
+    if (clear) t_error = 0;
+    return e;
 }
 const char *hip_message() { return t_message.c_str(); }
 int &hip_device() { return t_device; }
 std::shared_ptr<Launch> &hip_last_launch() { return t_launch; }
 
-} // namespace moon
+}  // namespace moon
 
 using namespace moon;
 
 MOON_EXPORT const char *hipGetErrorName(int code) {
-  const Name *n = find_name(code);
-  return n ? n->name : "hipErrorUnknown";
+    const Name *n = find_name(code);
+    return n ? n->name : "hipErrorUnknown";
 }
 MOON_EXPORT const char *hipGetErrorString(int code) {
-  const Name *n = find_name(code);
-  return n ? n->text : "unknown error";
+    const Name *n = find_name(code);
+    return n ? n->text : "unknown error";
 }
 MOON_EXPORT int hipGetLastError() { return hip_last_error(true); }
 MOON_EXPORT int hipExtGetLastError() { return hip_last_error(true); }
 MOON_EXPORT int hipPeekAtLastError() { return hip_last_error(false); }
 
 MOON_EXPORT int hipDrvGetErrorName(int code, const char **out) {
-  if (!out)
-    return hip_fail(1, "hipDrvGetErrorName: the result pointer is null");
-  *out = hipGetErrorName(code);
-  return 0;
+    if (!out) return hip_fail(1, "hipDrvGetErrorName: the result pointer is null");
+    *out = hipGetErrorName(code);
+    return 0;
 }
 MOON_EXPORT int hipDrvGetErrorString(int code, const char **out) {
-  if (!out)
-    return hip_fail(1, "hipDrvGetErrorString: the result pointer is null");
-  *out = hipGetErrorString(code);
-  return 0;
+    if (!out) return hip_fail(1, "hipDrvGetErrorString: the result pointer is null");
+    *out = hipGetErrorString(code);
+    return 0;
 }

@@ -13,7 +13,7 @@ void instrument_group(Workgroup &g, Launch &l);
 void instrument_wave(Wave &w);
 void instrument_before(Wave &w, const Op &op);
 void instrument_after(Wave &w, const Op &op);
-void instrument_barrier(Workgroup &g, Launch &l);       // every wave arrived
+void instrument_barrier(Workgroup &g, Launch &l);  // every wave arrived
 void instrument_group_end(Workgroup &g, Launch &l);
 
 // A worker's share, merged into the launch when it is done.
@@ -21,6 +21,7 @@ struct WorkerState;
 WorkerState *instrument_worker(Launch &l);
 void instrument_merge(Launch &l, WorkerState *s);
 
-void report_finding(Wave &w, const Op &op, const char *kind, const char *severity, const std::string &where, const std::string &detail);
+void report_finding(Wave &w, const Op &op, const char *kind, const char *severity, const std::string &where,
+                    const std::string &detail);
 
-} // namespace moon
+}  // namespace moon

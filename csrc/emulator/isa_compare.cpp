@@ -6,26 +6,23 @@ namespace moon {
 
 namespace {
 u32 class_f16(u16 h) {
-  u32 sign = h >> 15, exp = (h >> 10) & 31, man = h & 0x3ff;
-  if (exp == 31)
-    return man ? (man & 0x200 ? 2u : 1u) : sign ? 4u : 512u;
-  if (exp)
-    return sign ? 8u : 256u;
-  if (man)
-    return sign ? 16u : 128u;
-  return sign ? 32u : 64u;
+    u32 sign = h >> 15, exp = (h >> 10) & 31, man = h & 0x3ff;
+    if (exp == 31) return man ? (man & 0x200 ? 2u : 1u) : sign ? 4u : 512u;
+    if (exp) return sign ? 8u : 256u;
+    if (man) return sign ? 16u : 128u;
+    return sign ? 32u : 64u;
 }
 // A class test looks at the bits themselves: raw types that still take float modifiers and constants.
 struct RawF16 : U16 {
-  static constexpr Ty ty = Ty::F16;
+    static constexpr Ty ty = Ty::F16;
 };
 struct RawF32 : U32 {
-  static constexpr Ty ty = Ty::F32;
+    static constexpr Ty ty = Ty::F32;
 };
 struct RawF64 : U64 {
-  static constexpr Ty ty = Ty::F64;
+    static constexpr Ty ty = Ty::F64;
 };
-} // namespace
+}  // namespace
 
 extern const Row kCompareRows[] = {
     vc<RawF32, U32>(16, "v_cmp_class_f32", MOON_XY((class_f32(x) & y) != 0)),
@@ -39,7 +36,7 @@ extern const Row kCompareRows[] = {
     vc<F16, F16>(34, "v_cmp_eq_f16", MOON_XY(x == y)),
     vc<F16, F16>(35, "v_cmp_le_f16", MOON_XY(x <= y)),
     vc<F16, F16>(36, "v_cmp_gt_f16", MOON_XY(x > y)),
-    vc<F16, F16>(37, "v_cmp_lg_f16", MOON_XY(x < y || x > y)),
+    vc<F16, F16>(37, "v_cmp_lg_f16", MOON_XY(x<y || x> y)),
     vc<F16, F16>(38, "v_cmp_ge_f16", MOON_XY(x >= y)),
     vc<F16, F16>(39, "v_cmp_o_f16", MOON_XY(x == x && y == y)),
     vc<F16, F16>(40, "v_cmp_u_f16", MOON_XY(x != x || y != y)),
@@ -55,7 +52,7 @@ extern const Row kCompareRows[] = {
     vc<F16, F16>(50, "v_cmpx_eq_f16", MOON_XY(x == y), WRITES_EXEC),
     vc<F16, F16>(51, "v_cmpx_le_f16", MOON_XY(x <= y), WRITES_EXEC),
     vc<F16, F16>(52, "v_cmpx_gt_f16", MOON_XY(x > y), WRITES_EXEC),
-    vc<F16, F16>(53, "v_cmpx_lg_f16", MOON_XY(x < y || x > y), WRITES_EXEC),
+    vc<F16, F16>(53, "v_cmpx_lg_f16", MOON_XY(x<y || x> y), WRITES_EXEC),
     vc<F16, F16>(54, "v_cmpx_ge_f16", MOON_XY(x >= y), WRITES_EXEC),
     vc<F16, F16>(55, "v_cmpx_o_f16", MOON_XY(x == x && y == y), WRITES_EXEC),
     vc<F16, F16>(56, "v_cmpx_u_f16", MOON_XY(x != x || y != y), WRITES_EXEC),
@@ -71,7 +68,7 @@ extern const Row kCompareRows[] = {
     vc<F32, F32>(66, "v_cmp_eq_f32", MOON_XY(x == y)),
     vc<F32, F32>(67, "v_cmp_le_f32", MOON_XY(x <= y)),
     vc<F32, F32>(68, "v_cmp_gt_f32", MOON_XY(x > y)),
-    vc<F32, F32>(69, "v_cmp_lg_f32", MOON_XY(x < y || x > y)),
+    vc<F32, F32>(69, "v_cmp_lg_f32", MOON_XY(x<y || x> y)),
     vc<F32, F32>(70, "v_cmp_ge_f32", MOON_XY(x >= y)),
     vc<F32, F32>(71, "v_cmp_o_f32", MOON_XY(x == x && y == y)),
     vc<F32, F32>(72, "v_cmp_u_f32", MOON_XY(x != x || y != y)),
@@ -87,7 +84,7 @@ extern const Row kCompareRows[] = {
     vc<F32, F32>(82, "v_cmpx_eq_f32", MOON_XY(x == y), WRITES_EXEC),
     vc<F32, F32>(83, "v_cmpx_le_f32", MOON_XY(x <= y), WRITES_EXEC),
     vc<F32, F32>(84, "v_cmpx_gt_f32", MOON_XY(x > y), WRITES_EXEC),
-    vc<F32, F32>(85, "v_cmpx_lg_f32", MOON_XY(x < y || x > y), WRITES_EXEC),
+    vc<F32, F32>(85, "v_cmpx_lg_f32", MOON_XY(x<y || x> y), WRITES_EXEC),
     vc<F32, F32>(86, "v_cmpx_ge_f32", MOON_XY(x >= y), WRITES_EXEC),
     vc<F32, F32>(87, "v_cmpx_o_f32", MOON_XY(x == x && y == y), WRITES_EXEC),
     vc<F32, F32>(88, "v_cmpx_u_f32", MOON_XY(x != x || y != y), WRITES_EXEC),
@@ -103,7 +100,7 @@ extern const Row kCompareRows[] = {
     vc<F64, F64>(98, "v_cmp_eq_f64", MOON_XY(x == y)),
     vc<F64, F64>(99, "v_cmp_le_f64", MOON_XY(x <= y)),
     vc<F64, F64>(100, "v_cmp_gt_f64", MOON_XY(x > y)),
-    vc<F64, F64>(101, "v_cmp_lg_f64", MOON_XY(x < y || x > y)),
+    vc<F64, F64>(101, "v_cmp_lg_f64", MOON_XY(x<y || x> y)),
     vc<F64, F64>(102, "v_cmp_ge_f64", MOON_XY(x >= y)),
     vc<F64, F64>(103, "v_cmp_o_f64", MOON_XY(x == x && y == y)),
     vc<F64, F64>(104, "v_cmp_u_f64", MOON_XY(x != x || y != y)),
@@ -119,7 +116,7 @@ extern const Row kCompareRows[] = {
     vc<F64, F64>(114, "v_cmpx_eq_f64", MOON_XY(x == y), WRITES_EXEC),
     vc<F64, F64>(115, "v_cmpx_le_f64", MOON_XY(x <= y), WRITES_EXEC),
     vc<F64, F64>(116, "v_cmpx_gt_f64", MOON_XY(x > y), WRITES_EXEC),
-    vc<F64, F64>(117, "v_cmpx_lg_f64", MOON_XY(x < y || x > y), WRITES_EXEC),
+    vc<F64, F64>(117, "v_cmpx_lg_f64", MOON_XY(x<y || x> y), WRITES_EXEC),
     vc<F64, F64>(118, "v_cmpx_ge_f64", MOON_XY(x >= y), WRITES_EXEC),
     vc<F64, F64>(119, "v_cmpx_o_f64", MOON_XY(x == x && y == y), WRITES_EXEC),
     vc<F64, F64>(120, "v_cmpx_u_f64", MOON_XY(x != x || y != y), WRITES_EXEC),
@@ -228,4 +225,4 @@ extern const Row kCompareRows[] = {
     vc<U64, U64>(255, "v_cmpx_t_u64", MOON_XY(true), WRITES_EXEC),
     {nullptr, Enc::VOP1, 0, 0, Class::OTHER, Ty::NONE, {Ty::NONE, Ty::NONE, Ty::NONE}, 0, nullptr, 0, 0, 0, 0}};
 
-} // namespace moon
+}  // namespace moon

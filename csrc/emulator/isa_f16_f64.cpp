@@ -9,23 +9,22 @@ namespace {
 double hmax(double x, double y, bool ieee) { return max_f64(x, y, ieee); }
 double hmin(double x, double y, bool ieee) { return min_f64(x, y, ieee); }
 double hmed(double x, double y, double z, bool ieee) {
-  if (std::isnan(x) || std::isnan(y) || std::isnan(z))
-    return hmin(hmin(x, y, ieee), z, ieee);
-  return hmax(hmin(x, y, ieee), hmin(hmax(x, y, ieee), z, ieee), ieee);
+    if (std::isnan(x) || std::isnan(y) || std::isnan(z)) return hmin(hmin(x, y, ieee), z, ieee);
+    return hmax(hmin(x, y, ieee), hmin(hmax(x, y, ieee), z, ieee), ieee);
 }
 u32 u16_of(double x) { return !(x > 0) ? 0u : x >= 65535.0 ? 65535u : u32(x); }
 i32 i16_of(double x) { return x != x ? 0 : x <= -32768.0 ? -32768 : x >= 32767.0 ? 32767 : i32(x); }
 double turn_sin(double x) { return std::isfinite(x) ? std::sin((x - std::floor(x)) * 6.283185307179586476925) : NAN; }
 double turn_cos(double x) { return std::isfinite(x) ? std::cos((x - std::floor(x)) * 6.283185307179586476925) : NAN; }
 int frexp_exp_f16(double x) { return frexp_exp_f64(x); }
-} // namespace
+}  // namespace
 
 extern const Row kF16F64Rows[] = {
     v2<F16, F16, F16>(Enc::VOP2, 31, "v_add_f16", MOON_XY(x + y)),
     v2<F16, F16, F16>(Enc::VOP2, 32, "v_sub_f16", MOON_XY(x - y)),
     v2<F16, F16, F16>(Enc::VOP2, 33, "v_subrev_f16", MOON_XY(y - x)),
     v2<F16, F16, F16>(Enc::VOP2, 34, "v_mul_f16", MOON_XY(x *y)),
-    v3<F16, F16, F16, F16>(Enc::VOP2, 35, "v_mac_f16", MOON_XYZ(f16_to_f32(f64_to_f16(x * y)) + z), READS_DST),
+    v3<F16, F16, F16, F16>(Enc::VOP2, 35, "v_mac_f16", MOON_XYZ(f16_to_f32(f64_to_f16(x *y)) + z), READS_DST),
     v2<F16, F16, F16>(Enc::VOP2, 45, "v_max_f16", MOON_XY(hmax(x, y, w.ieee))),
     v2<F16, F16, F16>(Enc::VOP2, 46, "v_min_f16", MOON_XY(hmin(x, y, w.ieee))),
     v2<F16, F16, I16>(Enc::VOP2, 51, "v_ldexp_f16", MOON_XY(ldexp_f64(x, y))),
@@ -80,4 +79,4 @@ extern const Row kF16F64Rows[] = {
     v3<F64, F64, F64, F64>(Enc::VOP3, 479, "v_div_fixup_f64", MOON_XYZ(div_fixup_f64(x, y, z))),
     {nullptr, Enc::VOP1, 0, 0, Class::OTHER, Ty::NONE, {Ty::NONE, Ty::NONE, Ty::NONE}, 0, nullptr, 0, 0, 0, 0}};
 
-} // namespace moon
+}  // namespace moon

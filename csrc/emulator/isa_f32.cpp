@@ -8,16 +8,21 @@ namespace {
 // A quotient-style NaN rule does not apply to conversions and selections: those use the v forms.
 u32 pk_bf16(float lo, float hi) { return f32_to_bf16(lo) | u32(f32_to_bf16(hi)) << 16; }
 
-template <int BYTE> float ubyte(u32 x) { return float((x >> (8 * BYTE)) & 255); }
+template <int BYTE>
+float ubyte(u32 x) {
+    return float((x >> (8 * BYTE)) & 255);
+}
 
 u32 cvt_pk_u8(float value, u32 byte, u32 old) {
-  u32 v = !(value > 0) ? 0u : value >= 255.0f ? 255u : u32(std::nearbyint(value)), sh = (byte & 3) * 8;
-  return (old & ~(255u << sh)) | v << sh;
+    u32 v = !(value > 0) ? 0u : value >= 255.0f ? 255u : u32(std::nearbyint(value)), sh = (byte & 3) * 8;
+    return (old & ~(255u << sh)) | v << sh;
 }
-i16 pknorm_i16(float x) { return x != x ? i16(0) : i16(std::nearbyint((x < -1 ? -1.0f : x > 1 ? 1.0f : x) * 32767.0f)); }
+i16 pknorm_i16(float x) {
+    return x != x ? i16(0) : i16(std::nearbyint((x < -1 ? -1.0f : x > 1 ? 1.0f : x) * 32767.0f));
+}
 u16 pknorm_u16(float x) { return !(x > 0) ? u16(0) : u16(std::nearbyint((x > 1 ? 1.0f : x) * 65535.0f)); }
 u32 pkrtz(float lo, float hi) { return f64_to_f16(lo, 3) | u32(f64_to_f16(hi, 3)) << 16; }
-} // namespace
+}  // namespace
 
 extern const Row kF32Rows[] = {
     a2<F32, F32, F32>(Enc::VOP2, 1, "v_add_f32", MOON_XY(x + y)),
@@ -73,11 +78,12 @@ extern const Row kF32Rows[] = {
     v1<F32, U16>(Enc::VOP1, 91, "v_cvt_f32_bf16", MOON_X(bf16_to_f32(x)), 0, GFX950),
 
     v3<U32, F32, U32, U32>(Enc::VOP3, 477, "v_cvt_pk_u8_f32", MOON_XYZ(cvt_pk_u8(x, y, z))),
-    v2<U32, F32, F32>(Enc::VOP3, 660, "v_cvt_pknorm_i16_f32", MOON_XY(u16(pknorm_i16(x)) | u32(u16(pknorm_i16(y))) << 16)),
+    v2<U32, F32, F32>(Enc::VOP3, 660, "v_cvt_pknorm_i16_f32",
+                      MOON_XY(u16(pknorm_i16(x)) | u32(u16(pknorm_i16(y))) << 16)),
     v2<U32, F32, F32>(Enc::VOP3, 661, "v_cvt_pknorm_u16_f32", MOON_XY(pknorm_u16(x) | u32(pknorm_u16(y)) << 16)),
     v2<U32, F32, F32>(Enc::VOP3, 662, "v_cvt_pkrtz_f16_f32", MOON_XY(pkrtz(x, y))),
     v2<U32, F32, F32>(Enc::VOP3, 615, "v_cvt_pk_f16_f32", MOON_XY(f64_to_f16(x) | u32(f64_to_f16(y)) << 16), 0, GFX950),
     v2<U32, F32, F32>(Enc::VOP3, 616, "v_cvt_pk_bf16_f32", MOON_XY(pk_bf16(x, y)), 0, GFX950),
     {nullptr, Enc::VOP1, 0, 0, Class::OTHER, Ty::NONE, {Ty::NONE, Ty::NONE, Ty::NONE}, 0, nullptr, 0, 0, 0, 0}};
 
-} // namespace moon
+}  // namespace moon

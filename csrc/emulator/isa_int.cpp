@@ -5,99 +5,98 @@
 namespace moon {
 
 namespace {
-template <class T> T lo(T a, T b) { return a < b ? a : b; }
-template <class T> T hi(T a, T b) { return a > b ? a : b; }
-template <class T> T med(T a, T b, T c) { return hi(lo(a, b), lo(hi(a, b), c)); }
+template <class T>
+T lo(T a, T b) {
+    return a < b ? a : b;
+}
+template <class T>
+T hi(T a, T b) {
+    return a > b ? a : b;
+}
+template <class T>
+T med(T a, T b, T c) {
+    return hi(lo(a, b), lo(hi(a, b), c));
+}
 
 i32 i24(u32 x) { return i32(x << 8) >> 8; }
 u32 u24(u32 x) { return x & 0xffffffu; }
 
 u32 reverse(u32 x) {
-  x = (x >> 1 & 0x55555555u) | (x & 0x55555555u) << 1;
-  x = (x >> 2 & 0x33333333u) | (x & 0x33333333u) << 2;
-  x = (x >> 4 & 0x0f0f0f0fu) | (x & 0x0f0f0f0fu) << 4;
-  return __builtin_bswap32(x);
+    x = (x >> 1 & 0x55555555u) | (x & 0x55555555u) << 1;
+    x = (x >> 2 & 0x33333333u) | (x & 0x33333333u) << 2;
+    x = (x >> 4 & 0x0f0f0f0fu) | (x & 0x0f0f0f0fu) << 4;
+    return __builtin_bswap32(x);
 }
 u32 first_high(u32 x) { return x ? u32(__builtin_clz(x)) : ~0u; }
 u32 first_low(u32 x) { return x ? u32(__builtin_ctz(x)) : ~0u; }
 u32 first_sign_change(u32 x) { return first_high(i32(x) < 0 ? ~x : x); }
 
 u32 bfe_u(u32 x, u32 off, u32 width) {
-  off &= 31, width &= 31;
-  return width == 0 ? 0u : (x >> off) & ((1u << width) - 1);
+    off &= 31, width &= 31;
+    return width == 0 ? 0u : (x >> off) & ((1u << width) - 1);
 }
 i32 bfe_i(u32 x, u32 off, u32 width) {
-  off &= 31, width &= 31;
-  if (width == 0)
-    return 0;
-  return off + width >= 32 ? i32(x) >> off : i32(x << (32 - off - width)) >> (32 - width);
+    off &= 31, width &= 31;
+    if (width == 0) return 0;
+    return off + width >= 32 ? i32(x) >> off : i32(x << (32 - off - width)) >> (32 - width);
 }
 // v_perm_b32: bytes 0-3 are S1, 4-7 S0, 8-11 replicate sign bits, 12 is 0, above is 0xff.
 u32 perm_byte(u64 bytes, u32 sel) {
-  u32 b = u32(bytes >> (8 * (sel & 7))) & 255u;
-  u32 sign = (u32(bytes >> (16 * (sel & 3) + 15)) & 1u) ? 255u : 0u;
-  return sel < 8 ? b : sel < 12 ? sign : sel == 12 ? 0u : 255u;
+    u32 b = u32(bytes >> (8 * (sel & 7))) & 255u;
+    u32 sign = (u32(bytes >> (16 * (sel & 3) + 15)) & 1u) ? 255u : 0u;
+    return sel < 8 ? b : sel < 12 ? sign : sel == 12 ? 0u : 255u;
 }
 u32 perm(u32 s0, u32 s1, u32 sel) {
-  u64 bytes = u64(s0) << 32 | s1;
-  return perm_byte(bytes, sel & 255) | perm_byte(bytes, sel >> 8 & 255) << 8 | perm_byte(bytes, sel >> 16 & 255) << 16 |
-         perm_byte(bytes, sel >> 24) << 24;
+    u64 bytes = u64(s0) << 32 | s1;
+    return perm_byte(bytes, sel & 255) | perm_byte(bytes, sel >> 8 & 255) << 8 |
+           perm_byte(bytes, sel >> 16 & 255) << 16 | perm_byte(bytes, sel >> 24) << 24;
 }
 u32 absdiff(u32 a, u32 b) { return a > b ? a - b : b - a; }
 u32 sad_u8(u32 a, u32 b) {
-  u32 r = 0;
-  for (int k = 0; k < 32; k += 8)
-    r += absdiff(a >> k & 255, b >> k & 255);
-  return r;
+    u32 r = 0;
+    for (int k = 0; k < 32; k += 8) r += absdiff(a >> k & 255, b >> k & 255);
+    return r;
 }
 u32 msad_u8(u32 a, u32 b) {
-  u32 r = 0;
-  for (int k = 0; k < 32; k += 8)
-    r += (b >> k & 255) ? absdiff(a >> k & 255, b >> k & 255) : 0;
-  return r;
+    u32 r = 0;
+    for (int k = 0; k < 32; k += 8) r += (b >> k & 255) ? absdiff(a >> k & 255, b >> k & 255) : 0;
+    return r;
 }
 u32 lerp_u8(u32 a, u32 b, u32 c) {
-  u32 r = 0;
-  for (int k = 0; k < 32; k += 8)
-    r |= (((a >> k & 255) + (b >> k & 255) + (c >> k & 1)) >> 1) << k;
-  return r;
+    u32 r = 0;
+    for (int k = 0; k < 32; k += 8) r |= (((a >> k & 255) + (b >> k & 255) + (c >> k & 1)) >> 1) << k;
+    return r;
 }
 u32 sat_pk_u8(u32 x) {
-  i32 a = i16(x), b = i16(x >> 16);
-  return u32(a < 0 ? 0 : a > 255 ? 255 : a) | u32(b < 0 ? 0 : b > 255 ? 255 : b) << 8;
+    i32 a = i16(x), b = i16(x >> 16);
+    return u32(a < 0 ? 0 : a > 255 ? 255 : a) | u32(b < 0 ? 0 : b > 255 ? 255 : b) << 8;
 }
 u16 sat_u16(u32 x) { return u16(x > 0xffff ? 0xffff : x); }
 u16 sat_i16(i32 x) { return u16(x < -32768 ? -32768 : x > 32767 ? 32767 : x); }
 u32 ashr_pk(i32 x, i32 y, u32 sh, i32 low, i32 high) {
-  x >>= sh & 31, y >>= sh & 31;
-  return (u32(x < low ? low : x > high ? high : x) & 255u) | (u32(y < low ? low : y > high ? high : y) & 255u) << 8;
+    x >>= sh & 31, y >>= sh & 31;
+    return (u32(x < low ? low : x > high ? high : x) & 255u) | (u32(y < low ? low : y > high ? high : y) & 255u) << 8;
 }
 // With the clamp bit integer adds and subtracts saturate.
-template <class D, class A, class B, class L> Handler saturated(L) { return &valu2<Fn<L, false>, D, A, B>; }
+template <class D, class A, class B, class L>
+Handler saturated(L) {
+    return &valu2<Fn<L, false>, D, A, B>;
+}
 i32 sat32(i64 x) { return x < -2147483648ll ? i32(0x80000000u) : x > 2147483647ll ? 0x7fffffff : i32(x); }
-} // namespace
+}  // namespace
 
 Handler saturating(const Row &row) {
-  const std::string_view name = row.name;
-  if (name == "v_add_u32")
-    return saturated<U32, U32, U32>(MOON_XY(x + y < x ? ~0u : x + y));
-  if (name == "v_sub_u32")
-    return saturated<U32, U32, U32>(MOON_XY(x < y ? 0u : x - y));
-  if (name == "v_subrev_u32")
-    return saturated<U32, U32, U32>(MOON_XY(y < x ? 0u : y - x));
-  if (name == "v_add_i32")
-    return saturated<I32, I32, I32>(MOON_XY(sat32(i64(x) + y)));
-  if (name == "v_sub_i32")
-    return saturated<I32, I32, I32>(MOON_XY(sat32(i64(x) - y)));
-  if (name == "v_add_u16")
-    return saturated<U16, U16, U16>(MOON_XY(u32(x) + y > 65535 ? 65535 : x + y));
-  if (name == "v_sub_u16")
-    return saturated<U16, U16, U16>(MOON_XY(x < y ? 0 : x - y));
-  if (name == "v_add_i16")
-    return saturated<I16, I16, I16>(MOON_XY(sat_i16(i32(x) + y)));
-  if (name == "v_sub_i16")
-    return saturated<I16, I16, I16>(MOON_XY(sat_i16(i32(x) - y)));
-  return nullptr;
+    const std::string_view name = row.name;
+    if (name == "v_add_u32") return saturated<U32, U32, U32>(MOON_XY(x + y < x ? ~0u : x + y));
+    if (name == "v_sub_u32") return saturated<U32, U32, U32>(MOON_XY(x < y ? 0u : x - y));
+    if (name == "v_subrev_u32") return saturated<U32, U32, U32>(MOON_XY(y < x ? 0u : y - x));
+    if (name == "v_add_i32") return saturated<I32, I32, I32>(MOON_XY(sat32(i64(x) + y)));
+    if (name == "v_sub_i32") return saturated<I32, I32, I32>(MOON_XY(sat32(i64(x) - y)));
+    if (name == "v_add_u16") return saturated<U16, U16, U16>(MOON_XY(u32(x) + y > 65535 ? 65535 : x + y));
+    if (name == "v_sub_u16") return saturated<U16, U16, U16>(MOON_XY(x < y ? 0 : x - y));
+    if (name == "v_add_i16") return saturated<I16, I16, I16>(MOON_XY(sat_i16(i32(x) + y)));
+    if (name == "v_sub_i16") return saturated<I16, I16, I16>(MOON_XY(sat_i16(i32(x) - y)));
+    return nullptr;
 }
 
 extern const Row kIntRows[] = {
@@ -203,4 +202,4 @@ extern const Row kIntRows[] = {
     v2<U32, U16, U16>(Enc::VOP3, 672, "v_pack_b32_f16", MOON_XY(x | u32(y) << 16)),
     {nullptr, Enc::VOP1, 0, 0, Class::OTHER, Ty::NONE, {Ty::NONE, Ty::NONE, Ty::NONE}, 0, nullptr, 0, 0, 0, 0}};
 
-} // namespace moon
+}  // namespace moon

@@ -1,14 +1,15 @@
-// Rows: memory instructions. a is bytes a lane, b how they are laid into the register, c the atomic (ds_*2: 1 for the st64
-// form), d whether a DS atomic returns the old value. A null handler decodes but does not execute.
+// Rows: memory instructions. a is bytes a lane, b how they are laid into the register, c the atomic (ds_*2: 1 for the
+// st64 form), d whether a DS atomic returns the old value. A null handler decodes but does not execute.
 #include "memory_ops.h"
 
 namespace moon {
 
 namespace {
-constexpr Row mem(Enc e, u16 op, const char *name, Class c, u32 flags, Handler run, u16 bytes, u16 kind, u16 extra, u16 returns, u8 arch = BOTH) {
-  return {name, e, op, arch, c, Ty::NONE, {Ty::NONE, Ty::NONE, Ty::NONE}, flags, run, bytes, kind, extra, returns};
+constexpr Row mem(Enc e, u16 op, const char *name, Class c, u32 flags, Handler run, u16 bytes, u16 kind, u16 extra,
+                  u16 returns, u8 arch = BOTH) {
+    return {name, e, op, arch, c, Ty::NONE, {Ty::NONE, Ty::NONE, Ty::NONE}, flags, run, bytes, kind, extra, returns};
 }
-} // namespace
+}  // namespace
 
 extern const Row kMemoryRows[] = {
     mem(Enc::DS, 0, "ds_add_u32", Class::LDS, ATOMIC, run_ds_atomic, 4, K_DWORDS, A_ADD, 0),
@@ -289,7 +290,8 @@ extern const Row kMemoryRows[] = {
     mem(Enc::MUBUF, 79, "buffer_atomic_add_f64", Class::VMEM, ATOMIC, run_buffer, 8, K_DWORDS, A_ADD_F64, 0),
     mem(Enc::MUBUF, 80, "buffer_atomic_min_f64", Class::VMEM, ATOMIC, run_buffer, 8, K_DWORDS, A_MIN_F64, 0),
     mem(Enc::MUBUF, 81, "buffer_atomic_max_f64", Class::VMEM, ATOMIC, run_buffer, 8, K_DWORDS, A_MAX_F64, 0),
-    mem(Enc::MUBUF, 82, "buffer_atomic_pk_add_bf16", Class::VMEM, ATOMIC, run_buffer, 4, K_DWORDS, A_PK_ADD_BF16, 0, GFX950),
+    mem(Enc::MUBUF, 82, "buffer_atomic_pk_add_bf16", Class::VMEM, ATOMIC, run_buffer, 4, K_DWORDS, A_PK_ADD_BF16, 0,
+        GFX950),
     mem(Enc::MUBUF, 96, "buffer_atomic_swap_x2", Class::VMEM, ATOMIC, run_buffer, 8, K_DWORDS, A_SWAP, 0),
     mem(Enc::MUBUF, 97, "buffer_atomic_cmpswap_x2", Class::VMEM, ATOMIC, run_buffer, 8, K_DWORDS, A_CMPSWAP, 0),
     mem(Enc::MUBUF, 98, "buffer_atomic_add_x2", Class::VMEM, ATOMIC, run_buffer, 8, K_DWORDS, A_ADD, 0),
@@ -330,4 +332,4 @@ extern const Row kMemoryRows[] = {
     mem(Enc::SMEM, 37, "s_memrealtime", Class::SMEM, 0, run_smem_time, 8, K_DWORDS, 0, 0),
     {nullptr, Enc::VOP1, 0, 0, Class::OTHER, Ty::NONE, {Ty::NONE, Ty::NONE, Ty::NONE}, 0, nullptr, 0, 0, 0, 0}};
 
-} // namespace moon
+}  // namespace moon

@@ -9,248 +9,313 @@ namespace {
 
 // Scalar operands: the type gives the width and how it is read and written.
 struct S32 {
-  using T = u32;
-  static constexpr Ty ty = Ty::B32;
-  static T get(const Wave &w, const Operand &o) { return read_s32(w, o); }
-  static void put(Wave &w, u16 d, T x) { w.s[d] = x; }
+    using T = u32;
+    static constexpr Ty ty = Ty::B32;
+    static T get(const Wave &w, const Operand &o) { return read_s32(w, o); }
+    static void put(Wave &w, u16 d, T x) { w.s[d] = x; }
 };
 struct SI32 {
-  using T = i32;
-  static constexpr Ty ty = Ty::B32;
-  static T get(const Wave &w, const Operand &o) { return i32(read_s32(w, o)); }
-  static void put(Wave &w, u16 d, T x) { w.s[d] = u32(x); }
+    using T = i32;
+    static constexpr Ty ty = Ty::B32;
+    static T get(const Wave &w, const Operand &o) { return i32(read_s32(w, o)); }
+    static void put(Wave &w, u16 d, T x) { w.s[d] = u32(x); }
 };
 struct S64 {
-  using T = u64;
-  static constexpr Ty ty = Ty::B64;
-  static T get(const Wave &w, const Operand &o) { return read_s64(w, o); }
-  static void put(Wave &w, u16 d, T x) { w.set_s64(d, x); }
+    using T = u64;
+    static constexpr Ty ty = Ty::B64;
+    static T get(const Wave &w, const Operand &o) { return read_s64(w, o); }
+    static void put(Wave &w, u16 d, T x) { w.set_s64(d, x); }
 };
 struct SI64 {
-  using T = i64;
-  static constexpr Ty ty = Ty::B64;
-  static T get(const Wave &w, const Operand &o) { return i64(read_s64(w, o)); }
-  static void put(Wave &w, u16 d, T x) { w.set_s64(d, u64(x)); }
+    using T = i64;
+    static constexpr Ty ty = Ty::B64;
+    static T get(const Wave &w, const Operand &o) { return i64(read_s64(w, o)); }
+    static void put(Wave &w, u16 d, T x) { w.set_s64(d, u64(x)); }
 };
 
 constexpr char kEmpty = 0;
-template <class L> const L &lambda() { return reinterpret_cast<const L &>(kEmpty); }
+template <class L>
+const L &lambda() {
+    return reinterpret_cast<const L &>(kEmpty);
+}
 
 // What happens to SCC: nothing, result != 0, or the lambda sets it itself.
 enum class Scc { KEEP, NONZERO, OWN };
 constexpr u32 scc_flags(Scc s) { return s == Scc::KEEP ? 0 : u32(WRITES_SCC); }
 
-template <class L, class D, class A, Scc S> void salu1(Wave &w, const Op &op) {
-  typename D::T r = lambda<L>()(w, A::get(w, op.src[0]));
-  D::put(w, op.sdst, r);
-  if (S == Scc::NONZERO)
-    w.scc = r != 0;
+template <class L, class D, class A, Scc S>
+void salu1(Wave &w, const Op &op) {
+    typename D::T r = lambda<L>()(w, A::get(w, op.src[0]));
+    D::put(w, op.sdst, r);
+    if (S == Scc::NONZERO) w.scc = r != 0;
 }
-template <class L, class D, class A, class B, Scc S> void salu2(Wave &w, const Op &op) {
-  typename D::T r = lambda<L>()(w, A::get(w, op.src[0]), B::get(w, op.src[1]));
-  D::put(w, op.sdst, r);
-  if (S == Scc::NONZERO)
-    w.scc = r != 0;
+template <class L, class D, class A, class B, Scc S>
+void salu2(Wave &w, const Op &op) {
+    typename D::T r = lambda<L>()(w, A::get(w, op.src[0]), B::get(w, op.src[1]));
+    D::put(w, op.sdst, r);
+    if (S == Scc::NONZERO) w.scc = r != 0;
 }
-template <class L, class A, class B> void scmp(Wave &w, const Op &op) { w.scc = lambda<L>()(w, A::get(w, op.src[0]), B::get(w, op.src[1])); }
+template <class L, class A, class B>
+void scmp(Wave &w, const Op &op) {
+    w.scc = lambda<L>()(w, A::get(w, op.src[0]), B::get(w, op.src[1]));
+}
 
-template <class D, class A, Scc S, class L> constexpr Row s1(u16 op, const char *name, L, u32 flags = 0) {
-  return {name, Enc::SOP1, op, BOTH, Class::SALU, D::ty, {A::ty, Ty::NONE, Ty::NONE}, flags | scc_flags(S), &salu1<L, D, A, S>, 0, 0, 0, 0};
+template <class D, class A, Scc S, class L>
+constexpr Row s1(u16 op, const char *name, L, u32 flags = 0) {
+    return {name,
+            Enc::SOP1,
+            op,
+            BOTH,
+            Class::SALU,
+            D::ty,
+            {A::ty, Ty::NONE, Ty::NONE},
+            flags | scc_flags(S),
+            &salu1<L, D, A, S>,
+            0,
+            0,
+            0,
+            0};
 }
-template <class D, class A, class B, Scc S, class L> constexpr Row s2(u16 op, const char *name, L, u32 flags = 0) {
-  return {name, Enc::SOP2, op, BOTH, Class::SALU, D::ty, {A::ty, B::ty, Ty::NONE}, flags | scc_flags(S), &salu2<L, D, A, B, S>, 0, 0, 0, 0};
+template <class D, class A, class B, Scc S, class L>
+constexpr Row s2(u16 op, const char *name, L, u32 flags = 0) {
+    return {name,
+            Enc::SOP2,
+            op,
+            BOTH,
+            Class::SALU,
+            D::ty,
+            {A::ty, B::ty, Ty::NONE},
+            flags | scc_flags(S),
+            &salu2<L, D, A, B, S>,
+            0,
+            0,
+            0,
+            0};
 }
-template <class A, class B, class L> constexpr Row sc(u16 op, const char *name, L) {
-  return {name, Enc::SOPC, op, BOTH, Class::SALU, Ty::NONE, {A::ty, B::ty, Ty::NONE}, WRITES_SCC, &scmp<L, A, B>, 0, 0, 0, 0};
+template <class A, class B, class L>
+constexpr Row sc(u16 op, const char *name, L) {
+    return {name,       Enc::SOPC,      op, BOTH, Class::SALU, Ty::NONE, {A::ty, B::ty, Ty::NONE},
+            WRITES_SCC, &scmp<L, A, B>, 0,  0,    0,           0};
 }
 // SOPK: the register is both source and destination of addk and mulk.
-template <class L> void salu_k(Wave &w, const Op &op) { lambda<L>()(w, op, op.sdst, op.imm); }
-template <class L> constexpr Row sk(u16 op, const char *name, Ty dst, u32 flags, L) {
-  return {name, Enc::SOPK, op, BOTH, Class::SALU, dst, {Ty::NONE, Ty::NONE, Ty::NONE}, flags, &salu_k<L>, 0, 0, 0, 0};
+template <class L>
+void salu_k(Wave &w, const Op &op) {
+    lambda<L>()(w, op, op.sdst, op.imm);
+}
+template <class L>
+constexpr Row sk(u16 op, const char *name, Ty dst, u32 flags, L) {
+    return {name, Enc::SOPK, op, BOTH, Class::SALU, dst, {Ty::NONE, Ty::NONE, Ty::NONE}, flags, &salu_k<L>, 0, 0, 0, 0};
 }
 constexpr Row flow(u16 op, const char *name, Class c, u32 flags, Handler run) {
-  return {name, Enc::SOPP, op, BOTH, c, Ty::NONE, {Ty::NONE, Ty::NONE, Ty::NONE}, flags, run, 0, 0, 0, 0};
+    return {name, Enc::SOPP, op, BOTH, c, Ty::NONE, {Ty::NONE, Ty::NONE, Ty::NONE}, flags, run, 0, 0, 0, 0};
 }
 constexpr Row other1(u16 op, const char *name, Ty dst, Ty a, u32 flags, Handler run) {
-  return {name, Enc::SOP1, op, BOTH, Class::SALU, dst, {a, Ty::NONE, Ty::NONE}, flags, run, 0, 0, 0, 0};
+    return {name, Enc::SOP1, op, BOTH, Class::SALU, dst, {a, Ty::NONE, Ty::NONE}, flags, run, 0, 0, 0, 0};
 }
 
-#define MOON_S(...) [](Wave & w, auto x) { (void)w; return __VA_ARGS__; }
-#define MOON_SS(...) [](Wave & w, auto x, auto y) { (void)w; return __VA_ARGS__; }
-#define MOON_K(...) [](Wave & w, const Op &op, u16 d, i32 k) { (void)op, (void)d, (void)k; __VA_ARGS__; }
+#define MOON_S(...)         \
+    [](Wave &w, auto x) {   \
+        (void)w;            \
+        return __VA_ARGS__; \
+    }
+#define MOON_SS(...)              \
+    [](Wave &w, auto x, auto y) { \
+        (void)w;                  \
+        return __VA_ARGS__;       \
+    }
+#define MOON_K(...)                           \
+    [](Wave &w, const Op &op, u16 d, i32 k) { \
+        (void)op, (void)d, (void)k;           \
+        __VA_ARGS__;                          \
+    }
 
 u32 add_carry(Wave &w, u32 x, u32 y, u32 c) {
-  u64 r = u64(x) + y + c;
-  w.scc = r >> 32;
-  return u32(r);
+    u64 r = u64(x) + y + c;
+    w.scc = r >> 32;
+    return u32(r);
 }
 u32 sub_borrow(Wave &w, u32 x, u32 y, u32 c) {
-  u64 r = u64(x) - y - c;
-  w.scc = (r >> 32) & 1;
-  return u32(r);
+    u64 r = u64(x) - y - c;
+    w.scc = (r >> 32) & 1;
+    return u32(r);
 }
 i32 add_overflow(Wave &w, i32 x, i32 y) {
-  i32 r;
-  w.scc = __builtin_add_overflow(x, y, &r);
-  return r;
+    i32 r;
+    w.scc = __builtin_add_overflow(x, y, &r);
+    return r;
 }
 i32 sub_overflow(Wave &w, i32 x, i32 y) {
-  i32 r;
-  w.scc = __builtin_sub_overflow(x, y, &r);
-  return r;
+    i32 r;
+    w.scc = __builtin_sub_overflow(x, y, &r);
+    return r;
 }
-template <class T> T pick_min(Wave &w, T x, T y) {
-  w.scc = x < y;
-  return x < y ? x : y;
+template <class T>
+T pick_min(Wave &w, T x, T y) {
+    w.scc = x < y;
+    return x < y ? x : y;
 }
-template <class T> T pick_max(Wave &w, T x, T y) {
-  w.scc = x > y;
-  return x > y ? x : y;
+template <class T>
+T pick_max(Wave &w, T x, T y) {
+    w.scc = x > y;
+    return x > y ? x : y;
 }
 u32 shl_add(Wave &w, u32 x, u32 y, int n) {
-  u64 r = (u64(x) << n) + y;
-  w.scc = r >> 32 != 0;
-  return u32(r);
+    u64 r = (u64(x) << n) + y;
+    w.scc = r >> 32 != 0;
+    return u32(r);
 }
 u64 bfe64(u64 x, u32 f, bool sign) {
-  u32 off = f & 63, width = (f >> 16) & 127;
-  if (width == 0)
-    return 0;
-  if (width > 64 - off)
-    width = 64 - off;
-  x >>= off;
-  return sign ? u64(sign_extend(x, int(width))) : width == 64 ? x : x & ((1ull << width) - 1);
+    u32 off = f & 63, width = (f >> 16) & 127;
+    if (width == 0) return 0;
+    if (width > 64 - off) width = 64 - off;
+    x >>= off;
+    return sign ? u64(sign_extend(x, int(width))) : width == 64 ? x : x & ((1ull << width) - 1);
 }
 u32 bfe32(u32 x, u32 f, bool sign) {
-  u32 off = f & 31, width = (f >> 16) & 127;
-  if (width == 0)
-    return 0;
-  if (width > 32 - off)
-    width = 32 - off;
-  x >>= off;
-  return sign ? u32(sign_extend(x, int(width))) : width == 32 ? x : x & ((1u << width) - 1);
+    u32 off = f & 31, width = (f >> 16) & 127;
+    if (width == 0) return 0;
+    if (width > 32 - off) width = 32 - off;
+    x >>= off;
+    return sign ? u32(sign_extend(x, int(width))) : width == 32 ? x : x & ((1u << width) - 1);
 }
 u64 reverse64(u64 x) {
-  u64 r = 0;
-  for (int i = 0; i < 64; i++)
-    r |= (x >> i & 1) << (63 - i);
-  return r;
+    u64 r = 0;
+    for (int i = 0; i < 64; i++) r |= (x >> i & 1) << (63 - i);
+    return r;
 }
 u64 quads(u64 x, int n, bool whole) {
-  u64 r = 0;
-  for (int i = 0; i < n; i += 4)
-    if (x >> i & 15)
-      r |= whole ? 15ull << i : 1ull << (i / 4);
-  return r;
+    u64 r = 0;
+    for (int i = 0; i < n; i += 4)
+        if (x >> i & 15) r |= whole ? 15ull << i : 1ull << (i / 4);
+    return r;
 }
 u64 replicate(u32 x) {
-  u64 r = 0;
-  for (int i = 0; i < 32; i++)
-    r |= u64(x >> i & 1 ? 3 : 0) << (2 * i);
-  return r;
+    u64 r = 0;
+    for (int i = 0; i < 32; i++) r |= u64(x >> i & 1 ? 3 : 0) << (2 * i);
+    return r;
 }
 u32 flbit_i32(u32 x) {
-  u32 y = i32(x) < 0 ? ~x : x;
-  return y ? u32(__builtin_clz(y)) : ~0u;
+    u32 y = i32(x) < 0 ? ~x : x;
+    return y ? u32(__builtin_clz(y)) : ~0u;
 }
 u32 flbit_i64(u64 x) {
-  u64 y = i64(x) < 0 ? ~x : x;
-  return y ? u32(__builtin_clzll(y)) : ~0u;
+    u64 y = i64(x) < 0 ? ~x : x;
+    return y ? u32(__builtin_clzll(y)) : ~0u;
 }
 
 // *_saveexec: the old EXEC goes to the destination, the new one sets SCC.
-template <class L> void saveexec(Wave &w, const Op &op) {
-  u64 x = read_s64(w, op.src[0]), e = w.exec();
-  u64 r = lambda<L>()(x, e);
-  w.set_s64(op.sdst, e);
-  w.set_s64(kExec, r);
-  w.scc = r != 0;
+template <class L>
+void saveexec(Wave &w, const Op &op) {
+    u64 x = read_s64(w, op.src[0]), e = w.exec();
+    u64 r = lambda<L>()(x, e);
+    w.set_s64(op.sdst, e);
+    w.set_s64(kExec, r);
+    w.scc = r != 0;
 }
-template <class L> void wrexec(Wave &w, const Op &op) {
-  u64 r = lambda<L>()(read_s64(w, op.src[0]), w.exec());
-  w.set_s64(kExec, r);
-  w.set_s64(op.sdst, r);
-  w.scc = r != 0;
+template <class L>
+void wrexec(Wave &w, const Op &op) {
+    u64 r = lambda<L>()(read_s64(w, op.src[0]), w.exec());
+    w.set_s64(kExec, r);
+    w.set_s64(op.sdst, r);
+    w.scc = r != 0;
 }
-template <class L> constexpr Row se(u16 op, const char *name, L) {
-  return {name, Enc::SOP1, op, BOTH, Class::SALU, Ty::B64, {Ty::B64, Ty::NONE, Ty::NONE}, WRITES_EXEC | WRITES_SCC, &saveexec<L>, 0, 0, 0, 0};
+template <class L>
+constexpr Row se(u16 op, const char *name, L) {
+    return {name,
+            Enc::SOP1,
+            op,
+            BOTH,
+            Class::SALU,
+            Ty::B64,
+            {Ty::B64, Ty::NONE, Ty::NONE},
+            WRITES_EXEC | WRITES_SCC,
+            &saveexec<L>,
+            0,
+            0,
+            0,
+            0};
 }
-template <class L> constexpr Row we(u16 op, const char *name, L) {
-  return {name, Enc::SOP1, op, BOTH, Class::SALU, Ty::B64, {Ty::B64, Ty::NONE, Ty::NONE}, WRITES_EXEC | WRITES_SCC, &wrexec<L>, 0, 0, 0, 0};
+template <class L>
+constexpr Row we(u16 op, const char *name, L) {
+    return {name,
+            Enc::SOP1,
+            op,
+            BOTH,
+            Class::SALU,
+            Ty::B64,
+            {Ty::B64, Ty::NONE, Ty::NONE},
+            WRITES_EXEC | WRITES_SCC,
+            &wrexec<L>,
+            0,
+            0,
+            0,
+            0};
 }
 
 void cmov32(Wave &w, const Op &op) {
-  if (w.scc)
-    w.s[op.sdst] = read_s32(w, op.src[0]);
+    if (w.scc) w.s[op.sdst] = read_s32(w, op.src[0]);
 }
 void cmov64(Wave &w, const Op &op) {
-  if (w.scc)
-    w.set_s64(op.sdst, read_s64(w, op.src[0]));
+    if (w.scc) w.set_s64(op.sdst, read_s64(w, op.src[0]));
 }
 void bitset32(Wave &w, const Op &op) {
-  u32 bit = 1u << (read_s32(w, op.src[0]) & 31);
-  w.s[op.sdst] = op.row->op == 26 ? w.s[op.sdst] | bit : w.s[op.sdst] & ~bit;
+    u32 bit = 1u << (read_s32(w, op.src[0]) & 31);
+    w.s[op.sdst] = op.row->op == 26 ? w.s[op.sdst] | bit : w.s[op.sdst] & ~bit;
 }
 void bitset64(Wave &w, const Op &op) {
-  u64 bit = 1ull << (read_s32(w, op.src[0]) & 63), x = w.s64(op.sdst);
-  w.set_s64(op.sdst, op.row->op == 27 ? x | bit : x & ~bit);
+    u64 bit = 1ull << (read_s32(w, op.src[0]) & 63), x = w.s64(op.sdst);
+    w.set_s64(op.sdst, op.row->op == 27 ? x | bit : x & ~bit);
 }
 void movrels32(Wave &w, const Op &op) { w.s[op.sdst] = w.s[(op.src[0].index + w.s[kM0]) & 127]; }
 void movreld32(Wave &w, const Op &op) { w.s[(op.sdst + w.s[kM0]) & 127] = read_s32(w, op.src[0]); }
 
 // Program counter: code addresses are where the image lies in memory.
 void jump(Wave &w, const Op &op, u64 address) {
-  const Op *t = op_at(w, address);
-  if (!t) {
-    fault(w, op, 719, "jump to 0x%llx, which is not the start of an instruction", (unsigned long long)address);
-    return;
-  }
-  w.pc = t;
+    const Op *t = op_at(w, address);
+    if (!t) {
+        fault(w, op, 719, "jump to 0x%llx, which is not the start of an instruction", (unsigned long long)address);
+        return;
+    }
+    w.pc = t;
 }
 void getpc(Wave &w, const Op &op) { w.set_s64(op.sdst, code_address(w, op) + op.size); }
 void setpc(Wave &w, const Op &op) { jump(w, op, read_s64(w, op.src[0])); }
 void swappc(Wave &w, const Op &op) {
-  u64 to = read_s64(w, op.src[0]);
-  w.set_s64(op.sdst, code_address(w, op) + op.size);
-  jump(w, op, to);
+    u64 to = read_s64(w, op.src[0]);
+    w.set_s64(op.sdst, code_address(w, op) + op.size);
+    jump(w, op, to);
 }
 void call(Wave &w, const Op &op) {
-  w.set_s64(op.sdst, code_address(w, op) + op.size);
-  jump(w, op, code_address(w, op) + op.size + u64(i64(op.imm) * 4));
+    w.set_s64(op.sdst, code_address(w, op) + op.size);
+    jump(w, op, code_address(w, op) + op.size + u64(i64(op.imm) * 4));
 }
 
 inline void take(Wave &w, const Op &op) {
-  const Op *t = op_index(w, op.target);
-  if (!t) {
-    fault(w, op, 719, "branch to something that is not an instruction");
-    return;
-  }
-  w.pc = t;
+    const Op *t = op_index(w, op.target);
+    if (!t) {
+        fault(w, op, 719, "branch to something that is not an instruction");
+        return;
+    }
+    w.pc = t;
 }
 void branch(Wave &w, const Op &op) { take(w, op); }
 void scc0(Wave &w, const Op &op) {
-  if (!w.scc)
-    take(w, op);
+    if (!w.scc) take(w, op);
 }
 void scc1(Wave &w, const Op &op) {
-  if (w.scc)
-    take(w, op);
+    if (w.scc) take(w, op);
 }
 void vccz(Wave &w, const Op &op) {
-  if (!w.s64(kVcc))
-    take(w, op);
+    if (!w.s64(kVcc)) take(w, op);
 }
 void vccnz(Wave &w, const Op &op) {
-  if (w.s64(kVcc))
-    take(w, op);
+    if (w.s64(kVcc)) take(w, op);
 }
 void execz(Wave &w, const Op &op) {
-  if (!w.exec())
-    take(w, op);
+    if (!w.exec()) take(w, op);
 }
 void execnz(Wave &w, const Op &op) {
-  if (w.exec())
-    take(w, op);
+    if (w.exec()) take(w, op);
 }
 void nothing(Wave &, const Op &) {}
 void endpgm(Wave &w, const Op &) { w.stop = Stop::END; }
@@ -260,37 +325,31 @@ void trap(Wave &w, const Op &op) { fault(w, op, 719, "s_trap %d: the kernel aske
 
 // Hardware registers: 1 MODE, 2 STATUS, 4 HW_ID, 20 XCC_ID; simm16 is id, offset << 6, (size - 1) << 11.
 u32 hw_register(const Wave &w, u32 id) {
-  switch (id) {
-  case 1:
-    return w.mode;
-  case 2:
-    return u32(w.scc) | u32(w.exec() == 0) << 9 | u32(w.s64(kVcc) == 0) << 10;
-  case 4:
-    return u32(w.id);
-  case 20:
-    return xcc_id(w);
-  default:
-    return 0;
-  }
+    switch (id) {
+        case 1: return w.mode;
+        case 2: return u32(w.scc) | u32(w.exec() == 0) << 9 | u32(w.s64(kVcc) == 0) << 10;
+        case 4: return u32(w.id);
+        case 20: return xcc_id(w);
+        default: return 0;
+    }
 }
 void getreg(Wave &w, const Op &op) {
-  u32 k = u32(op.imm), off = (k >> 6) & 31, width = ((k >> 11) & 31) + 1;
-  u32 x = hw_register(w, k & 63) >> off;
-  w.s[op.sdst] = width == 32 ? x : x & ((1u << width) - 1);
+    u32 k = u32(op.imm), off = (k >> 6) & 31, width = ((k >> 11) & 31) + 1;
+    u32 x = hw_register(w, k & 63) >> off;
+    w.s[op.sdst] = width == 32 ? x : x & ((1u << width) - 1);
 }
 void set_hw(Wave &w, u32 k, u32 value) {
-  u32 off = (k >> 6) & 31, width = ((k >> 11) & 31) + 1;
-  if ((k & 63) != 1)
-    return; // the others are read-only or without effect here
-  u32 mask = (width == 32 ? ~0u : (1u << width) - 1) << off;
-  w.set_mode((w.mode & ~mask) | ((value << off) & mask));
+    u32 off = (k >> 6) & 31, width = ((k >> 11) & 31) + 1;
+    if ((k & 63) != 1) return;  // the others are read-only or without effect here
+    u32 mask = (width == 32 ? ~0u : (1u << width) - 1) << off;
+    w.set_mode((w.mode & ~mask) | ((value << off) & mask));
 }
 void setreg(Wave &w, const Op &op) { set_hw(w, u32(op.imm), w.s[op.sdst]); }
 void setreg_imm(Wave &w, const Op &op) { set_hw(w, u32(op.imm), op.words[1]); }
 
 constexpr Ty N = Ty::NONE, B32 = Ty::B32, B64 = Ty::B64;
 
-} // namespace
+}  // namespace
 
 extern const Row kScalarRows[] = {
     s2<S32, S32, S32, Scc::OWN>(0, "s_add_u32", MOON_SS(add_carry(w, x, y, 0))),
@@ -315,8 +374,8 @@ extern const Row kScalarRows[] = {
     s2<S64, S64, S64, Scc::NONZERO>(19, "s_andn2_b64", MOON_SS(x & ~y)),
     s2<S32, S32, S32, Scc::NONZERO>(20, "s_orn2_b32", MOON_SS(x | ~y)),
     s2<S64, S64, S64, Scc::NONZERO>(21, "s_orn2_b64", MOON_SS(x | ~y)),
-    s2<S32, S32, S32, Scc::NONZERO>(22, "s_nand_b32", MOON_SS(~(x & y))),
-    s2<S64, S64, S64, Scc::NONZERO>(23, "s_nand_b64", MOON_SS(~(x & y))),
+    s2<S32, S32, S32, Scc::NONZERO>(22, "s_nand_b32", MOON_SS(~(x &y))),
+    s2<S64, S64, S64, Scc::NONZERO>(23, "s_nand_b64", MOON_SS(~(x &y))),
     s2<S32, S32, S32, Scc::NONZERO>(24, "s_nor_b32", MOON_SS(~(x | y))),
     s2<S64, S64, S64, Scc::NONZERO>(25, "s_nor_b64", MOON_SS(~(x | y))),
     s2<S32, S32, S32, Scc::NONZERO>(26, "s_xnor_b32", MOON_SS(~(x ^ y))),
@@ -461,4 +520,4 @@ extern const Row kScalarRows[] = {
     flow(31, "s_set_valu_coexec_mode", Class::OTHER, 0, nothing),
     {nullptr, Enc::VOP1, 0, 0, Class::OTHER, N, {N, N, N}, 0, nullptr, 0, 0, 0, 0}};
 
-} // namespace moon
+}  // namespace moon

@@ -10,165 +10,171 @@ namespace {
 u64 mask_in(const Wave &w, const Op &op) { return op.src[2].kind == Kind::NONE ? w.s64(kVcc) : read_s64(w, op.src[2]); }
 
 void cndmask(Wave &w, const Op &op) {
-  const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1);
-  alignas(64) u32 m[kLanes];
-  expand_mask(mask_in(w, op), m);
-  u32 *d = result(w, op);
-  MOON_LANES d[i] = (b[i] & m[i]) | (a[i] & ~m[i]);
-  finish(w, op, d, 1);
+    const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1);
+    alignas(64) u32 m[kLanes];
+    expand_mask(mask_in(w, op), m);
+    u32 *d = result(w, op);
+    MOON_LANES d[i] = (b[i] & m[i]) | (a[i] & ~m[i]);
+    finish(w, op, d, 1);
 }
 
-template <bool SUB, bool REV, bool CARRY> void add_carry(Wave &w, const Op &op) {
-  const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1);
-  if (REV)
-    std::swap(a, b);
-  u64 in = CARRY ? mask_in(w, op) : 0;
-  alignas(64) u32 out[kLanes];
-  u32 *d = result(w, op);
-  for (int i = 0; i < kLanes; i++) {
-    u64 c = in >> i & 1;
-    u64 r = SUB ? u64(a[i]) - b[i] - c : u64(a[i]) + b[i] + c;
-    out[i] = u32(r >> 32) & 1u;
-    d[i] = u32(r);
-  }
-  u64 carry = lane_mask(out);
-  finish(w, op, d, 1);
-  w.set_s64(op.sdst, carry & w.exec());
+template <bool SUB, bool REV, bool CARRY>
+void add_carry(Wave &w, const Op &op) {
+    const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1);
+    if (REV) std::swap(a, b);
+    u64 in = CARRY ? mask_in(w, op) : 0;
+    alignas(64) u32 out[kLanes];
+    u32 *d = result(w, op);
+    for (int i = 0; i < kLanes; i++) {
+        u64 c = in >> i & 1;
+        u64 r = SUB ? u64(a[i]) - b[i] - c : u64(a[i]) + b[i] + c;
+        out[i] = u32(r >> 32) & 1u;
+        d[i] = u32(r);
+    }
+    u64 carry = lane_mask(out);
+    finish(w, op, d, 1);
+    w.set_s64(op.sdst, carry & w.exec());
 }
 
-template <bool SIGNED> void mad_64_32(Wave &w, const Op &op) {
-  const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
-  alignas(64) u32 out[kLanes];
-  u32 *d = result(w, op);
-  for (int i = 0; i < kLanes; i++) {
-    u64 z = U64::get(c, i);
-    u64 p = SIGNED ? u64(i64(i32(a[i])) * i32(b[i])) : u64(a[i]) * b[i];
-    u64 r = p + z;
-    out[i] = SIGNED ? (i64(p) >> 63) + (i64(z) >> 63) + i64(r < p) < 0 : r < p;
-    U64::put(d, i, r);
-  }
-  u64 carry = lane_mask(out);
-  finish(w, op, d, 2);
-  w.set_s64(op.sdst, carry & w.exec());
+template <bool SIGNED>
+void mad_64_32(Wave &w, const Op &op) {
+    const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
+    alignas(64) u32 out[kLanes];
+    u32 *d = result(w, op);
+    for (int i = 0; i < kLanes; i++) {
+        u64 z = U64::get(c, i);
+        u64 p = SIGNED ? u64(i64(i32(a[i])) * i32(b[i])) : u64(a[i]) * b[i];
+        u64 r = p + z;
+        out[i] = SIGNED ? (i64(p) >> 63) + (i64(z) >> 63) + i64(r < p) < 0 : r < p;
+        U64::put(d, i, r);
+    }
+    u64 carry = lane_mask(out);
+    finish(w, op, d, 2);
+    w.set_s64(op.sdst, carry & w.exec());
 }
 
 void readfirstlane(Wave &w, const Op &op) {
-  u64 e = w.exec();
-  int lane = e ? lowest(e) : 0;
-  w.s[op.sdst] = op.src[0].kind == Kind::VGPR ? w.v[op.src[0].index][lane] : read_s32(w, op.src[0]);
+    u64 e = w.exec();
+    int lane = e ? lowest(e) : 0;
+    w.s[op.sdst] = op.src[0].kind == Kind::VGPR ? w.v[op.src[0].index][lane] : read_s32(w, op.src[0]);
 }
 void readlane(Wave &w, const Op &op) {
-  u32 lane = read_s32(w, op.src[1]) & 63;
-  w.s[op.sdst] = op.src[0].kind == Kind::VGPR ? w.v[op.src[0].index][lane] : read_s32(w, op.src[0]);
+    u32 lane = read_s32(w, op.src[1]) & 63;
+    w.s[op.sdst] = op.src[0].kind == Kind::VGPR ? w.v[op.src[0].index][lane] : read_s32(w, op.src[0]);
 }
 void writelane(Wave &w, const Op &op) { w.v[op.dst][read_s32(w, op.src[1]) & 63] = read_s32(w, op.src[0]); }
 
-template <bool HIGH> void mbcnt(Wave &w, const Op &op) {
-  const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1);
-  u32 *d = result(w, op);
-  for (int i = 0; i < kLanes; i++) {
-    u64 below = (1ull << i) - 1;
-    d[i] = b[i] + u32(__builtin_popcount(a[i] & u32(HIGH ? below >> 32 : below)));
-  }
-  finish(w, op, d, 1);
+template <bool HIGH>
+void mbcnt(Wave &w, const Op &op) {
+    const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1);
+    u32 *d = result(w, op);
+    for (int i = 0; i < kLanes; i++) {
+        u64 below = (1ull << i) - 1;
+        d[i] = b[i] + u32(__builtin_popcount(a[i] & u32(HIGH ? below >> 32 : below)));
+    }
+    finish(w, op, d, 1);
 }
 
 void nop(Wave &, const Op &) {}
 
 void swap(Wave &w, const Op &op) {
-  u32 *d = w.v[op.dst], *s = w.v[op.src[0].index];
-  const u32 *m = w.exec_lanes();
-  for (int i = 0; i < kLanes; i++) {
-    u32 x = d[i], y = s[i];
-    d[i] = (y & m[i]) | (x & ~m[i]);
-    s[i] = (x & m[i]) | (y & ~m[i]);
-  }
-}
-
-// permlane32_swap exchanges the source's lanes 0-31 with the destination's 32-63; permlane16_swap does so by 16 in each half.
-template <int W> void permlane_swap(Wave &w, const Op &op) {
-  u32 *d = w.v[op.dst], *s = w.v[op.src[0].index];
-  u64 e = w.exec();
-  for (int base = 0; base < kLanes; base += 2 * W)
-    for (int i = 0; i < W; i++) {
-      int hi = base + W + i, lo = base + i;
-      u32 x = d[hi], y = s[lo];
-      if (e >> hi & 1)
-        d[hi] = y;
-      if (e >> lo & 1)
-        s[lo] = x;
+    u32 *d = w.v[op.dst], *s = w.v[op.src[0].index];
+    const u32 *m = w.exec_lanes();
+    for (int i = 0; i < kLanes; i++) {
+        u32 x = d[i], y = s[i];
+        d[i] = (y & m[i]) | (x & ~m[i]);
+        s[i] = (x & m[i]) | (y & ~m[i]);
     }
 }
 
-template <class T> void div_scale(Wave &w, const Op &op);
-template <> void div_scale<F32>(Wave &w, const Op &op) {
-  const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
-  alignas(64) u32 out[kLanes];
-  u32 *d = result(w, op);
-  for (int i = 0; i < kLanes; i++) {
-    bool vcc;
-    d[i] = as_u32(div_scale_f32(as_f32(a[i]), as_f32(b[i]), as_f32(c[i]), &vcc));
-    out[i] = vcc;
-  }
-  u64 mask = lane_mask(out);
-  finish(w, op, d, 1);
-  w.set_s64(op.sdst, mask & w.exec());
-}
-template <> void div_scale<F64>(Wave &w, const Op &op) {
-  const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
-  alignas(64) u32 out[kLanes];
-  u32 *d = result(w, op);
-  for (int i = 0; i < kLanes; i++) {
-    bool vcc;
-    F64::put(d, i, div_scale_f64(F64::get(a, i), F64::get(b, i), F64::get(c, i), &vcc));
-    out[i] = vcc;
-  }
-  u64 mask = lane_mask(out);
-  finish(w, op, d, 2);
-  w.set_s64(op.sdst, mask & w.exec());
-}
-void div_fmas_f32(Wave &w, const Op &op) {
-  const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
-  u64 vcc = w.s64(kVcc);
-  u32 *d = result(w, op);
-  for (int i = 0; i < kLanes; i++) {
-    float r = __builtin_fmaf(as_f32(a[i]), as_f32(b[i]), as_f32(c[i]));
-    r = vcc >> i & 1 ? r * 4294967296.0f : r;
-    d[i] = as_u32(w.flush32_out ? flushed<F32>(r) : r);
-  }
-  finish(w, op, d, 1);
-}
-void div_fmas_f64(Wave &w, const Op &op) {
-  const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
-  u64 vcc = w.s64(kVcc);
-  u32 *d = result(w, op);
-  for (int i = 0; i < kLanes; i++) {
-    double r = std::fma(F64::get(a, i), F64::get(b, i), F64::get(c, i));
-    F64::put(d, i, vcc >> i & 1 ? r * 18446744073709551616.0 : r);
-  }
-  finish(w, op, d, 2);
-}
-// v_bitop3: the truth table sits in abs, opsel, omod and neg bits; the decoder leaves it in imm.
-template <bool HALF> void bitop3(Wave &w, const Op &op) {
-  const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
-  u32 *d = result(w, op);
-  u32 t = u32(op.imm);
-  for (int i = 0; i < kLanes; i++) {
-    u32 r = 0, x = a[i], y = b[i], z = c[i];
-    for (int k = 0; k < 8; k++)
-      if (t >> k & 1)
-        r |= (k & 4 ? x : ~x) & (k & 2 ? y : ~y) & (k & 1 ? z : ~z);
-    d[i] = HALF ? r & 0xffffu : r;
-  }
-  finish(w, op, d, 1);
+// permlane32_swap exchanges the source's lanes 0-31 with the destination's 32-63; permlane16_swap does so by 16 in each
+// half.
+template <int W>
+void permlane_swap(Wave &w, const Op &op) {
+    u32 *d = w.v[op.dst], *s = w.v[op.src[0].index];
+    u64 e = w.exec();
+    for (int base = 0; base < kLanes; base += 2 * W)
+        for (int i = 0; i < W; i++) {
+            int hi = base + W + i, lo = base + i;
+            u32 x = d[hi], y = s[lo];
+            if (e >> hi & 1) d[hi] = y;
+            if (e >> lo & 1) s[lo] = x;
+        }
 }
 
-constexpr Row special(Enc e, u16 op, const char *name, Ty dst, Ty a, Ty b, Ty c, u32 flags, Handler run, u8 arch = BOTH) {
-  return {name, e, op, arch, Class::VALU, dst, {a, b, c}, flags, run, 0, 0, 0, 0};
+template <class T>
+void div_scale(Wave &w, const Op &op);
+template <>
+void div_scale<F32>(Wave &w, const Op &op) {
+    const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
+    alignas(64) u32 out[kLanes];
+    u32 *d = result(w, op);
+    for (int i = 0; i < kLanes; i++) {
+        bool vcc;
+        d[i] = as_u32(div_scale_f32(as_f32(a[i]), as_f32(b[i]), as_f32(c[i]), &vcc));
+        out[i] = vcc;
+    }
+    u64 mask = lane_mask(out);
+    finish(w, op, d, 1);
+    w.set_s64(op.sdst, mask & w.exec());
+}
+template <>
+void div_scale<F64>(Wave &w, const Op &op) {
+    const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
+    alignas(64) u32 out[kLanes];
+    u32 *d = result(w, op);
+    for (int i = 0; i < kLanes; i++) {
+        bool vcc;
+        F64::put(d, i, div_scale_f64(F64::get(a, i), F64::get(b, i), F64::get(c, i), &vcc));
+        out[i] = vcc;
+    }
+    u64 mask = lane_mask(out);
+    finish(w, op, d, 2);
+    w.set_s64(op.sdst, mask & w.exec());
+}
+void div_fmas_f32(Wave &w, const Op &op) {
+    const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
+    u64 vcc = w.s64(kVcc);
+    u32 *d = result(w, op);
+    for (int i = 0; i < kLanes; i++) {
+        float r = __builtin_fmaf(as_f32(a[i]), as_f32(b[i]), as_f32(c[i]));
+        r = vcc >> i & 1 ? r * 4294967296.0f : r;
+        d[i] = as_u32(w.flush32_out ? flushed<F32>(r) : r);
+    }
+    finish(w, op, d, 1);
+}
+void div_fmas_f64(Wave &w, const Op &op) {
+    const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
+    u64 vcc = w.s64(kVcc);
+    u32 *d = result(w, op);
+    for (int i = 0; i < kLanes; i++) {
+        double r = std::fma(F64::get(a, i), F64::get(b, i), F64::get(c, i));
+        F64::put(d, i, vcc >> i & 1 ? r * 18446744073709551616.0 : r);
+    }
+    finish(w, op, d, 2);
+}
+// v_bitop3: the truth table sits in abs, opsel, omod and neg bits; the decoder leaves it in imm.
+template <bool HALF>
+void bitop3(Wave &w, const Op &op) {
+    const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
+    u32 *d = result(w, op);
+    u32 t = u32(op.imm);
+    for (int i = 0; i < kLanes; i++) {
+        u32 r = 0, x = a[i], y = b[i], z = c[i];
+        for (int k = 0; k < 8; k++)
+            if (t >> k & 1) r |= (k & 4 ? x : ~x) & (k & 2 ? y : ~y) & (k & 1 ? z : ~z);
+        d[i] = HALF ? r & 0xffffu : r;
+    }
+    finish(w, op, d, 1);
+}
+
+constexpr Row special(Enc e, u16 op, const char *name, Ty dst, Ty a, Ty b, Ty c, u32 flags, Handler run,
+                      u8 arch = BOTH) {
+    return {name, e, op, arch, Class::VALU, dst, {a, b, c}, flags, run, 0, 0, 0, 0};
 }
 constexpr Ty N = Ty::NONE, B32 = Ty::B32, B64 = Ty::B64, M = Ty::MASK64;
 
-} // namespace
+}  // namespace
 
 extern const Row kSpecialRows[] = {
     special(Enc::VOP1, 0, "v_nop", N, N, N, N, NO_SUFFIX, nop),
@@ -198,4 +204,4 @@ extern const Row kSpecialRows[] = {
     special(Enc::VOP3, 653, "v_mbcnt_hi_u32_b32", B32, B32, B32, N, 0, mbcnt<true>),
     {nullptr, Enc::VOP1, 0, 0, Class::OTHER, N, {N, N, N}, 0, nullptr, 0, 0, 0, 0}};
 
-} // namespace moon
+}  // namespace moon

@@ -1,16 +1,16 @@
-// Device memory: reserved lazily, so that large allocations cost nothing until touched, with inaccessible pages around each.
-// A device address is the host address of the byte.
+// Device memory: reserved lazily, so that large allocations cost nothing until touched, with inaccessible pages around
+// each. A device address is the host address of the byte.
 #pragma once
 #include "launch.h"
 
 namespace moon {
 
 struct Allocation {
-  u64 base = 0, size = 0;    // what the user asked for
-  u64 mapped = 0, mapped_size = 0;
-  int device = 0;
-  bool writable = true;      // by kernels
-  bool user = true;          // made by hipMalloc
+    u64 base = 0, size = 0;  // what the user asked for
+    u64 mapped = 0, mapped_size = 0;
+    int device = 0;
+    bool writable = true;  // by kernels
+    bool user = true;      // made by hipMalloc
 };
 
 // Null when the device's memory is exhausted.
@@ -22,4 +22,4 @@ std::vector<Range> memory_ranges(int device);
 // Gives whole pages back to the system and leaves zeros; the rest is filled by hand.
 void memory_fill(void *p, int value, u64 size);
 
-} // namespace moon
+}  // namespace moon

@@ -5,248 +5,203 @@
 namespace moon {
 
 namespace {
-template <int N> void load_dwords(u32 (*rows)[kLanes], const u8 *const *ptr, u64 mask) {
-  if (mask == ~0ull) {
-    for (int i = 0; i < kLanes; i++) {
-      u32 x[N];
-      std::memcpy(x, ptr[i], sizeof(x));
-      for (int k = 0; k < N; k++)
-        rows[k][i] = x[k];
+template <int N>
+void load_dwords(u32 (*rows)[kLanes], const u8 *const *ptr, u64 mask) {
+    if (mask == ~0ull) {
+        for (int i = 0; i < kLanes; i++) {
+            u32 x[N];
+            std::memcpy(x, ptr[i], sizeof(x));
+            for (int k = 0; k < N; k++) rows[k][i] = x[k];
+        }
+        return;
     }
-    return;
-  }
-  for (u64 m = mask; m; m &= m - 1) {
-    int i = lowest(m);
-    u32 x[N];
-    std::memcpy(x, ptr[i], sizeof(x));
-    for (int k = 0; k < N; k++)
-      rows[k][i] = x[k];
-  }
+    for (u64 m = mask; m; m &= m - 1) {
+        int i = lowest(m);
+        u32 x[N];
+        std::memcpy(x, ptr[i], sizeof(x));
+        for (int k = 0; k < N; k++) rows[k][i] = x[k];
+    }
 }
 u32 load_small(const u8 *p, u16 kind, u32 old) {
-  u16 h;
-  switch (kind) {
-  case K_U8:
-    return p[0];
-  case K_I8:
-    return u32(i32(i8(p[0])));
-  case K_D16_U8:
-    return (old & 0xffff0000u) | p[0];
-  case K_D16_I8:
-    return (old & 0xffff0000u) | u16(i16(i8(p[0])));
-  case K_D16HI_U8:
-    return (old & 0xffffu) | u32(p[0]) << 16;
-  case K_D16HI_I8:
-    return (old & 0xffffu) | u32(u16(i16(i8(p[0])))) << 16;
-  default:
-    break;
-  }
-  std::memcpy(&h, p, 2);
-  switch (kind) {
-  case K_U16:
-    return h;
-  case K_I16:
-    return u32(i32(i16(h)));
-  case K_D16_U16:
-    return (old & 0xffff0000u) | h;
-  default: // K_D16HI_U16
-    return (old & 0xffffu) | u32(h) << 16;
-  }
+    u16 h;
+    switch (kind) {
+        case K_U8: return p[0];
+        case K_I8: return u32(i32(i8(p[0])));
+        case K_D16_U8: return (old & 0xffff0000u) | p[0];
+        case K_D16_I8: return (old & 0xffff0000u) | u16(i16(i8(p[0])));
+        case K_D16HI_U8: return (old & 0xffffu) | u32(p[0]) << 16;
+        case K_D16HI_I8: return (old & 0xffffu) | u32(u16(i16(i8(p[0])))) << 16;
+        default: break;
+    }
+    std::memcpy(&h, p, 2);
+    switch (kind) {
+        case K_U16: return h;
+        case K_I16: return u32(i32(i16(h)));
+        case K_D16_U16: return (old & 0xffff0000u) | h;
+        default:  // K_D16HI_U16
+            return (old & 0xffffu) | u32(h) << 16;
+    }
 }
-} // namespace
+}  // namespace
 
 void load_rows(Wave &w, const Op &op, u16 dst, const u8 *const *ptr, u64 mask, u64 zero) {
-  u32(*rows)[kLanes] = &w.v[dst];
-  const Row &r = *op.row;
-  if (r.b != K_DWORDS) {
-    static const u8 nothing[4] = {0, 0, 0, 0};
-    for (u64 m = mask | zero; m; m &= m - 1) {
-      int i = lowest(m);
-      rows[0][i] = load_small(zero >> i & 1 ? nothing : ptr[i], r.b, rows[0][i]);
+    u32(*rows)[kLanes] = &w.v[dst];
+    const Row &r = *op.row;
+    if (r.b != K_DWORDS) {
+        static const u8 nothing[4] = {0, 0, 0, 0};
+        for (u64 m = mask | zero; m; m &= m - 1) {
+            int i = lowest(m);
+            rows[0][i] = load_small(zero >> i & 1 ? nothing : ptr[i], r.b, rows[0][i]);
+        }
+        return;
     }
-    return;
-  }
-  int n = r.a / 4;
-  switch (n) {
-  case 1:
-    load_dwords<1>(rows, ptr, mask);
-    break;
-  case 2:
-    load_dwords<2>(rows, ptr, mask);
-    break;
-  case 3:
-    load_dwords<3>(rows, ptr, mask);
-    break;
-  default:
-    load_dwords<4>(rows, ptr, mask);
-  }
-  for (u64 m = zero; m; m &= m - 1)
-    for (int k = 0; k < n; k++)
-      rows[k][lowest(m)] = 0;
+    int n = r.a / 4;
+    switch (n) {
+        case 1: load_dwords<1>(rows, ptr, mask); break;
+        case 2: load_dwords<2>(rows, ptr, mask); break;
+        case 3: load_dwords<3>(rows, ptr, mask); break;
+        default: load_dwords<4>(rows, ptr, mask);
+    }
+    for (u64 m = zero; m; m &= m - 1)
+        for (int k = 0; k < n; k++) rows[k][lowest(m)] = 0;
 }
 
 void store_rows(Wave &w, const Op &op, u16 src, u8 *const *ptr, u64 mask) {
-  const u32(*rows)[kLanes] = &w.v[src];
-  const Row &r = *op.row;
-  int n = r.a / 4;
-  for (u64 m = mask; m; m &= m - 1) {
-    int i = lowest(m);
-    switch (r.b) {
-    case K_DWORDS: {
-      u32 x[4];
-      for (int k = 0; k < n; k++)
-        x[k] = rows[k][i];
-      std::memcpy(ptr[i], x, size_t(n) * 4);
-      break;
+    const u32(*rows)[kLanes] = &w.v[src];
+    const Row &r = *op.row;
+    int n = r.a / 4;
+    for (u64 m = mask; m; m &= m - 1) {
+        int i = lowest(m);
+        switch (r.b) {
+            case K_DWORDS: {
+                u32 x[4];
+                for (int k = 0; k < n; k++) x[k] = rows[k][i];
+                std::memcpy(ptr[i], x, size_t(n) * 4);
+                break;
+            }
+            case K_U8: ptr[i][0] = u8(rows[0][i]); break;
+            case K_HI8: ptr[i][0] = u8(rows[0][i] >> 16); break;
+            default: {
+                u16 h = u16(r.b == K_HI16 ? rows[0][i] >> 16 : rows[0][i]);
+                std::memcpy(ptr[i], &h, 2);
+            }
+        }
     }
-    case K_U8:
-      ptr[i][0] = u8(rows[0][i]);
-      break;
-    case K_HI8:
-      ptr[i][0] = u8(rows[0][i] >> 16);
-      break;
-    default: {
-      u16 h = u16(r.b == K_HI16 ? rows[0][i] >> 16 : rows[0][i]);
-      std::memcpy(ptr[i], &h, 2);
-    }
-    }
-  }
 }
 
 namespace {
 const Range *find_range(const Launch &l, u64 addr) {
-  auto it = std::upper_bound(l.ranges.begin(), l.ranges.end(), addr, [](u64 a, const Range &r) { return a < r.lo; });
-  if (it == l.ranges.begin())
-    return nullptr;
-  --it;
-  return addr < it->hi ? &*it : nullptr;
+    auto it = std::upper_bound(l.ranges.begin(), l.ranges.end(), addr, [](u64 a, const Range &r) { return a < r.lo; });
+    if (it == l.ranges.begin()) return nullptr;
+    --it;
+    return addr < it->hi ? &*it : nullptr;
 }
-} // namespace
+}  // namespace
 
 bool reachable(Wave &w, const Op &op, const u64 *addr, u64 mask, u32 bytes, bool write) {
-  if (!mask)
-    return true;
-  u64 lo = ~0ull, hi = 0;
-  if (mask == ~0ull) {
-    for (int i = 0; i < kLanes; i++) {
-      lo = addr[i] < lo ? addr[i] : lo;
-      hi = addr[i] > hi ? addr[i] : hi;
+    if (!mask) return true;
+    u64 lo = ~0ull, hi = 0;
+    if (mask == ~0ull) {
+        for (int i = 0; i < kLanes; i++) {
+            lo = addr[i] < lo ? addr[i] : lo;
+            hi = addr[i] > hi ? addr[i] : hi;
+        }
+    } else {
+        for (u64 m = mask; m; m &= m - 1) {
+            u64 a = addr[lowest(m)];
+            lo = a < lo ? a : lo;
+            hi = a > hi ? a : hi;
+        }
     }
-  } else {
+    if (lo >= w.range_lo && hi < w.range_hi && w.range_hi - hi >= bytes && (!write || w.range_write)) return true;
+    const Range *r = find_range(*w.launch, lo);
+    if (r && hi < r->hi && r->hi - hi >= bytes && (!write || r->writable)) {
+        w.range_lo = r->lo, w.range_hi = r->hi, w.range_write = r->writable;
+        return true;
+    }
     for (u64 m = mask; m; m &= m - 1) {
-      u64 a = addr[lowest(m)];
-      lo = a < lo ? a : lo;
-      hi = a > hi ? a : hi;
+        int i = lowest(m);
+        u64 a = addr[i];
+        r = find_range(*w.launch, a);
+        if (r && r->hi - a >= bytes && (!write || r->writable)) continue;
+        if (r && write && !r->writable)
+            fault(w, op, 700, "lane %d writes %u bytes at 0x%llx, which is read-only", i, bytes, (unsigned long long)a);
+        else if (r)
+            fault(w, op, 700, "lane %d %s %u bytes at 0x%llx: %llu past the end of an allocation of %llu bytes", i,
+                  write ? "writes" : "reads", bytes, (unsigned long long)a, (unsigned long long)(a + bytes - r->hi),
+                  (unsigned long long)(r->hi - r->lo));
+        else
+            fault(w, op, 700, "lane %d %s %u bytes at 0x%llx, which is outside every allocation", i,
+                  write ? "writes" : "reads", bytes, (unsigned long long)a);
+        return false;
     }
-  }
-  if (lo >= w.range_lo && hi < w.range_hi && w.range_hi - hi >= bytes && (!write || w.range_write))
     return true;
-  const Range *r = find_range(*w.launch, lo);
-  if (r && hi < r->hi && r->hi - hi >= bytes && (!write || r->writable)) {
-    w.range_lo = r->lo, w.range_hi = r->hi, w.range_write = r->writable;
-    return true;
-  }
-  for (u64 m = mask; m; m &= m - 1) {
-    int i = lowest(m);
-    u64 a = addr[i];
-    r = find_range(*w.launch, a);
-    if (r && r->hi - a >= bytes && (!write || r->writable))
-      continue;
-    if (r && write && !r->writable)
-      fault(w, op, 700, "lane %d writes %u bytes at 0x%llx, which is read-only", i, bytes, (unsigned long long)a);
-    else if (r)
-      fault(w, op, 700, "lane %d %s %u bytes at 0x%llx: %llu past the end of an allocation of %llu bytes", i, write ? "writes" : "reads", bytes,
-            (unsigned long long)a, (unsigned long long)(a + bytes - r->hi), (unsigned long long)(r->hi - r->lo));
-    else
-      fault(w, op, 700, "lane %d %s %u bytes at 0x%llx, which is outside every allocation", i, write ? "writes" : "reads", bytes, (unsigned long long)a);
-    return false;
-  }
-  return true;
 }
 
 bool reachable_scalar(Wave &w, const Op &op, u64 addr, u32 bytes) {
-  if (addr >= w.range_lo && addr < w.range_hi && w.range_hi - addr >= bytes)
-    return true;
-  const Range *r = find_range(*w.launch, addr);
-  if (r && r->hi - addr >= bytes)
-    return true;
-  fault(w, op, 700, "scalar read of %u bytes at 0x%llx, which is %s", bytes, (unsigned long long)addr,
-        r ? "partly past the end of its allocation" : "outside every allocation");
-  return false;
+    if (addr >= w.range_lo && addr < w.range_hi && w.range_hi - addr >= bytes) return true;
+    const Range *r = find_range(*w.launch, addr);
+    if (r && r->hi - addr >= bytes) return true;
+    fault(w, op, 700, "scalar read of %u bytes at 0x%llx, which is %s", bytes, (unsigned long long)addr,
+          r ? "partly past the end of its allocation" : "outside every allocation");
+    return false;
 }
 
 namespace {
-template <class T, class S> T combine(AtomicOp op, T old, T data, T compare) {
-  switch (op) {
-  case A_SWAP:
-    return data;
-  case A_CMPSWAP:
-    return old == compare ? data : old;
-  case A_ADD:
-    return old + data;
-  case A_SUB:
-    return old - data;
-  case A_RSUB:
-    return data - old;
-  case A_SMIN:
-    return S(old) < S(data) ? old : data;
-  case A_UMIN:
-    return old < data ? old : data;
-  case A_SMAX:
-    return S(old) > S(data) ? old : data;
-  case A_UMAX:
-    return old > data ? old : data;
-  case A_AND:
-    return old & data;
-  case A_OR:
-    return old | data;
-  case A_XOR:
-    return old ^ data;
-  case A_INC:
-    return old >= data ? 0 : old + 1;
-  case A_DEC:
-    return old == 0 || old > data ? data : old - 1;
-  default:
-    return old;
-  }
+template <class T, class S>
+T combine(AtomicOp op, T old, T data, T compare) {
+    switch (op) {
+        case A_SWAP: return data;
+        case A_CMPSWAP: return old == compare ? data : old;
+        case A_ADD: return old + data;
+        case A_SUB: return old - data;
+        case A_RSUB: return data - old;
+        case A_SMIN: return S(old) < S(data) ? old : data;
+        case A_UMIN: return old < data ? old : data;
+        case A_SMAX: return S(old) > S(data) ? old : data;
+        case A_UMAX: return old > data ? old : data;
+        case A_AND: return old & data;
+        case A_OR: return old | data;
+        case A_XOR: return old ^ data;
+        case A_INC: return old >= data ? 0 : old + 1;
+        case A_DEC: return old == 0 || old > data ? data : old - 1;
+        default: return old;
+    }
 }
 u32 combine_float(AtomicOp op, u32 old, u32 data) {
-  switch (op) {
-  case A_ADD_F32:
-    return as_u32(as_f32(old) + as_f32(data));
-  case A_MIN_F32:
-    return as_f32(data) < as_f32(old) ? data : old;
-  case A_MAX_F32:
-    return as_f32(data) > as_f32(old) ? data : old;
-  case A_PK_ADD_F16:
-    return f64_to_f16(double(f16_to_f32(u16(old))) + f16_to_f32(u16(data))) |
-           u32(f64_to_f16(double(f16_to_f32(u16(old >> 16))) + f16_to_f32(u16(data >> 16)))) << 16;
-  default: // A_PK_ADD_BF16
-    return f32_to_bf16(bf16_to_f32(u16(old)) + bf16_to_f32(u16(data))) |
-           u32(f32_to_bf16(bf16_to_f32(u16(old >> 16)) + bf16_to_f32(u16(data >> 16)))) << 16;
-  }
+    switch (op) {
+        case A_ADD_F32: return as_u32(as_f32(old) + as_f32(data));
+        case A_MIN_F32: return as_f32(data) < as_f32(old) ? data : old;
+        case A_MAX_F32: return as_f32(data) > as_f32(old) ? data : old;
+        case A_PK_ADD_F16:
+            return f64_to_f16(double(f16_to_f32(u16(old))) + f16_to_f32(u16(data))) |
+                   u32(f64_to_f16(double(f16_to_f32(u16(old >> 16))) + f16_to_f32(u16(data >> 16)))) << 16;
+        default:  // A_PK_ADD_BF16
+            return f32_to_bf16(bf16_to_f32(u16(old)) + bf16_to_f32(u16(data))) |
+                   u32(f32_to_bf16(bf16_to_f32(u16(old >> 16)) + bf16_to_f32(u16(data >> 16)))) << 16;
+    }
 }
-} // namespace
+}  // namespace
 
 u32 atomic32(u8 *p, AtomicOp op, u32 data, u32 compare) {
-  u32 *q = reinterpret_cast<u32 *>(p), old = __atomic_load_n(q, __ATOMIC_RELAXED), next;
-  do {
-    next = op == A_ADD_F32 || op == A_MIN_F32 || op == A_MAX_F32 || op == A_PK_ADD_F16 || op == A_PK_ADD_BF16
-               ? combine_float(op, old, data)
-               : combine<u32, i32>(op, old, data, compare);
-  } while (!__atomic_compare_exchange_n(q, &old, next, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
-  return old;
+    u32 *q = reinterpret_cast<u32 *>(p), old = __atomic_load_n(q, __ATOMIC_RELAXED), next;
+    do {
+        next = op == A_ADD_F32 || op == A_MIN_F32 || op == A_MAX_F32 || op == A_PK_ADD_F16 || op == A_PK_ADD_BF16
+                   ? combine_float(op, old, data)
+                   : combine<u32, i32>(op, old, data, compare);
+    } while (!__atomic_compare_exchange_n(q, &old, next, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    return old;
 }
 u64 atomic64(u8 *p, AtomicOp op, u64 data, u64 compare) {
-  u64 *q = reinterpret_cast<u64 *>(p), old = __atomic_load_n(q, __ATOMIC_RELAXED), next;
-  do {
-    double a = as_f64(old), b = as_f64(data);
-    next = op == A_ADD_F64   ? as_u64(a + b)
-           : op == A_MIN_F64 ? (b < a ? data : old)
-           : op == A_MAX_F64 ? (b > a ? data : old)
-                             : combine<u64, i64>(op, old, data, compare);
-  } while (!__atomic_compare_exchange_n(q, &old, next, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
-  return old;
+    u64 *q = reinterpret_cast<u64 *>(p), old = __atomic_load_n(q, __ATOMIC_RELAXED), next;
+    do {
+        double a = as_f64(old), b = as_f64(data);
+        next = op == A_ADD_F64   ? as_u64(a + b)
+               : op == A_MIN_F64 ? (b < a ? data : old)
+               : op == A_MAX_F64 ? (b > a ? data : old)
+                                 : combine<u64, i64>(op, old, data, compare);
+    } while (!__atomic_compare_exchange_n(q, &old, next, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    return old;
 }
 
-} // namespace moon
+}  // namespace moon

@@ -8,106 +8,95 @@ namespace moon {
 namespace {
 
 bool number(const char *s, u64 *out) {
-  if (!*s)
-    return false;
-  u64 x = 0;
-  for (; *s; s++) {
-    if (*s < '0' || *s > '9' || x > (~0ull - 9) / 10)
-      return false;
-    x = x * 10 + u64(*s - '0');
-  }
-  *out = x;
-  return true;
+    if (!*s) return false;
+    u64 x = 0;
+    for (; *s; s++) {
+        if (*s < '0' || *s > '9' || x > (~0ull - 9) / 10) return false;
+        x = x * 10 + u64(*s - '0');
+    }
+    *out = x;
+    return true;
 }
 
 bool on_off(const std::string &v, bool *out) {
-  if (v == "on" || v == "1")
-    *out = true;
-  else if (v == "off" || v == "0")
-    *out = false;
-  else
-    return false;
-  return true;
+    if (v == "on" || v == "1")
+        *out = true;
+    else if (v == "off" || v == "0")
+        *out = false;
+    else
+        return false;
+    return true;
 }
 
 bool apply(Options *o, const std::string &k, const std::string &v) {
-  u64 n = 0;
-  if (k == "mma") {
-    if (v != "fast" && v != "exact")
-      return false;
-    o->exact_mma = v == "exact";
-    return true;
-  }
-  if (k == "checks")
-    return on_off(v, &o->checks);
-  if (k == "counts")
-    return on_off(v, &o->counts);
-  if (k == "order") {
-    if (v == "forward")
-      o->order = 0;
-    else if (v == "reverse")
-      o->order = 1;
-    else if (v.compare(0, 7, "random:") == 0 && number(v.c_str() + 7, &n))
-      o->order = 2, o->seed = n;
-    else
-      return false;
-    return true;
-  }
-  if (k == "threads") {
-    if (!number(v.c_str(), &n) || n > 1024)
-      return false;
-    o->threads = int(n);
-    return true;
-  }
-  if (k == "budget") {
-    if (!number(v.c_str(), &n))
-      return false;
-    o->budget = n;
-    return true;
-  }
-  if (k == "cu_count") {
-    if (!number(v.c_str(), &n) || n > 100000)
-      return false;
-    o->cu_count = int(n);
-    return true;
-  }
-  if (k == "trace") {
-    o->trace = v;
-    return true;
-  }
-  return false;
+    u64 n = 0;
+    if (k == "mma") {
+        if (v != "fast" && v != "exact") return false;
+        o->exact_mma = v == "exact";
+        return true;
+    }
+    if (k == "checks") return on_off(v, &o->checks);
+    if (k == "counts") return on_off(v, &o->counts);
+    if (k == "order") {
+        if (v == "forward")
+            o->order = 0;
+        else if (v == "reverse")
+            o->order = 1;
+        else if (v.compare(0, 7, "random:") == 0 && number(v.c_str() + 7, &n))
+            o->order = 2, o->seed = n;
+        else
+            return false;
+        return true;
+    }
+    if (k == "threads") {
+        if (!number(v.c_str(), &n) || n > 1024) return false;
+        o->threads = int(n);
+        return true;
+    }
+    if (k == "budget") {
+        if (!number(v.c_str(), &n)) return false;
+        o->budget = n;
+        return true;
+    }
+    if (k == "cu_count") {
+        if (!number(v.c_str(), &n) || n > 100000) return false;
+        o->cu_count = int(n);
+        return true;
+    }
+    if (k == "trace") {
+        o->trace = v;
+        return true;
+    }
+    return false;
 }
 
 std::mutex g_lock;
 Options &current() {
-  static Options o = [] {
-    Options fresh;
-    fresh.budget = 20000000000ull; // a kernel that never ends stops some day; 0 removes the limit
-    const char *keys[] = {"mma", "checks", "order", "threads", "budget", "counts", "trace", "cu_count"};
-    for (const char *k : keys) {
-      std::string name = "MOON_EMULATOR_";
-      for (const char *c = k; *c; c++)
-        name += char(*c >= 'a' && *c <= 'z' ? *c - 32 : *c);
-      if (const char *v = getenv(name.c_str()))
-        apply(&fresh, k, v);
-    }
-    return fresh;
-  }();
-  return o;
+    static Options o = [] {
+        Options fresh;
+        fresh.budget = 20000000000ull;  // a kernel that never ends stops some day; 0 removes the limit
+        const char *keys[] = {"mma", "checks", "order", "threads", "budget", "counts", "trace", "cu_count"};
+        for (const char *k : keys) {
+            std::string name = "MOON_EMULATOR_";
+            for (const char *c = k; *c; c++) name += char(*c >= 'a' && *c <= 'z' ? *c - 32 : *c);
+            if (const char *v = getenv(name.c_str())) apply(&fresh, k, v);
+        }
+        return fresh;
+    }();
+    return o;
 }
 
-} // namespace
+}  // namespace
 
 bool set_option(const char *key, const char *value) {
-  if (!key || !value)
-    return false;
-  std::lock_guard<std::mutex> hold(g_lock);
-  return apply(&current(), key, value);
+    if (!key || !value) return false;
+    std::lock_guard<std::mutex> hold(g_lock);
+    return apply(&current(), key, value);
 }
 
 Options options() {
-  std::lock_guard<std::mutex> hold(g_lock);
-  return current();
+    std::lock_guard<std::mutex> hold(g_lock);
+    return current();
 }
 
-} // namespace moon
+}  // namespace moon

@@ -6,18 +6,18 @@
 namespace moon {
 
 struct Options {
-  bool exact_mma = false;
-  bool checks = false;
-  bool counts = false;
-  int order = 0; // 0 forward, 1 reverse, 2 random
-  u64 seed = 0;
-  int threads = 0;        // 0: all cores
-  u64 budget = 0;         // wave-instructions a launch may take; 0: no limit
-  std::string trace;      // path prefix
-  int cu_count = 0;       // 0: the device's own
+    bool exact_mma = false;
+    bool checks = false;
+    bool counts = false;
+    int order = 0;  // 0 forward, 1 reverse, 2 random
+    u64 seed = 0;
+    int threads = 0;    // 0: all cores
+    u64 budget = 0;     // wave-instructions a launch may take; 0: no limit
+    std::string trace;  // path prefix
+    int cu_count = 0;   // 0: the device's own
 };
 
-bool set_option(const char *key, const char *value); // false: unknown key or value
+bool set_option(const char *key, const char *value);  // false: unknown key or value
 Options options();
 
-} // namespace moon
+}  // namespace moon

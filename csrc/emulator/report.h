@@ -4,6 +4,6 @@
 
 namespace moon {
 
-std::string counts_json(const Launch &l); // ", \"counts\": {...}" or nothing
+std::string counts_json(const Launch &l);  // ", \"counts\": {...}" or nothing
 
-} // namespace moon
+}  // namespace moon
