@@ -83,6 +83,7 @@ void start_wave(Wave &w, Launch &l, Workgroup &g, int id, u64 dispatch, u64 queu
     }
     w.scratch_bytes = k.scratch_bytes;
     w.scratch.assign(size_t(k.scratch_bytes) * kLanes, 0xff);
+    w.refresh_lanes(w.exec());
     w.pc = &l.program->ops[k.first_op];
 }
 
