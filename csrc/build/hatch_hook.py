@@ -16,10 +16,13 @@ class CustomBuildHook(BuildHookInterface):
     """Builds into `moon_diffusers/_compiled` and tags the wheel for this platform, any Python 3."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Run before the wheel is packed."""
+        """Run before the wheel is packed.
+
+        An editable install stays on this machine, so it builds the emulator for this CPU only; a wheel may travel.
+        """
         import build
         import targets
 
-        build.build(build.DEFAULT_OUTPUT, build.ARCHITECTURES, "all")
+        build.build(build.DEFAULT_OUTPUT, build.ARCHITECTURES, "native" if version == "editable" else "all")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-manylinux_{targets.GLIBC.replace('.', '_')}_{platform.machine()}"
