@@ -72,6 +72,7 @@ std::string disassemble_json(const void *image, size_t size, int *error, std::st
         if (p || *error != 209) break;
     }
     if (!p) return "";
+    *error = 0;  // the first device's refusal of the other's code object is none
     std::string r = "[";
     bool first_kernel = true;
     for (const Kernel &k : p->kernels) {
