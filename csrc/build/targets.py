@@ -125,7 +125,7 @@ def cdna4() -> tuple[CodeObject, ...]:
     )
 
 
-CODE_OBJECTS: tuple[CodeObject, ...] = (general("gfx942"), *cdna3(), *cdna4(), general("gfx950"))
+CODE_OBJECTS: tuple[CodeObject, ...] = (*cdna3(), general("gfx942"), *cdna4(), general("gfx950"))
 
 # -fno-slp-vectorize: packed fp32 gets no issue slot beside an MFMA.
 HIP_FLAGS = ("-std=c++17", "-O3", "-fno-slp-vectorize", "-mcode-object-version=5", "-Wall", "-Wextra")

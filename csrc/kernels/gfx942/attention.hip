@@ -84,11 +84,7 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
         barrier();
     };
     const auto between_halves = [&]() __attribute__((always_inline)) {
-        if constexpr (policy == Rescale::exact) {
-            move_to_second_half(rows, o);
-#pragma unroll
-            for (i32 t = 0; t < kTiles; t++) settle_valu(o[t]);
-        }
+        if constexpr (policy == Rescale::exact) move_to_second_half(rows, o);
     };
 
     loader.load(lds, lane.lane4);

@@ -105,6 +105,7 @@ __device__ __forceinline__ void scale_output(f32x4 (&o)[kTiles][kChunks], const 
         if (any_lane(factor[t] != 1.0f)) {
 #pragma unroll
             for (i32 c = 0; c < kChunks; c++) o[t][c] *= factor[t];
+            settle_valu(o[t]);
         }
     }
 }
