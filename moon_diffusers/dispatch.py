@@ -289,6 +289,7 @@ def describe(
         rescale=request.rescale,
         return_lse=request.return_lse,
         has_seqlens_k=seqlens_k is not None,
+        batch_invariant=request.batch_invariant,
     )
 
 

@@ -26,6 +26,7 @@ def attention(
     seqlens_k: Tensor | None = ...,
     rescale: str = ...,
     strict: bool | None = ...,
+    batch_invariant: bool = ...,
 ) -> Tensor: ...
 @overload
 def attention(
@@ -41,6 +42,7 @@ def attention(
     seqlens_k: Tensor | None = ...,
     rescale: str = ...,
     strict: bool | None = ...,
+    batch_invariant: bool = ...,
 ) -> tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
@@ -55,6 +57,7 @@ def attention(
     seqlens_k: Tensor | None = None,
     rescale: str = "auto",
     strict: bool | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Scaled dot-product attention on the compiled kernel, or on torch SDPA where the kernel cannot serve.
 
@@ -73,6 +76,8 @@ def attention(
         seqlens_k: int32 (B,) on the device of q: valid keys per batch entry; None for all.
         rescale: policy of the running maximum, `"exact"`, `"lazy"` or `"auto"`.
         strict: raise instead of falling back; None takes `counters.strict()` or `MOON_STRICT`.
+        batch_invariant: a row's bits must not depend on how many heads and batch entries are computed with it. Switches
+            off the split of the keys that fills a device's last round of workgroups: slower on small calls.
 
     Returns:
         bfloat16 in the shape of q; with `return_lse` also fp32 (B, H, Sq).
@@ -100,6 +105,7 @@ def attention(
         seqlens_k=seqlens_k,
         rescale=rescale,
         strict=strict,
+        batch_invariant=batch_invariant,
     )
 
 

@@ -24,7 +24,7 @@ from .routing import Fallback
 _OPTIONS = (
     "Tensor q, Tensor k, Tensor v, Tensor? seqlens_k, Tensor? attn_mask, float? softmax_scale, str layout, "
     "bool causal, str rounding, str rescale, bool? strict, str scope, str refusal, bool remember_mask, "
-    "int min_head_dim"
+    "int min_head_dim, bool batch_invariant=False"
 )
 
 # torch.library.custom_op would cost some 20 us a call here; the same operators made by hand cost 5.
@@ -58,6 +58,7 @@ def attention(
     scope: str = ...,
     refusal: str = ...,
     min_head_dim: int = ...,
+    batch_invariant: bool = ...,
 ) -> Tensor: ...
 @overload
 def attention(
@@ -77,6 +78,7 @@ def attention(
     scope: str = ...,
     refusal: str = ...,
     min_head_dim: int = ...,
+    batch_invariant: bool = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
@@ -96,6 +98,7 @@ def attention(
     scope: str = ...,
     refusal: str = ...,
     min_head_dim: int = ...,
+    batch_invariant: bool = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
@@ -114,11 +117,12 @@ def attention(
     scope: str = "",
     refusal: str = "",
     min_head_dim: int = HEAD_DIM,
+    batch_invariant: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention for integrations: falls back, counted, wherever the kernel cannot serve.
 
     Args:
-        q, k, v, layout, rounding, rescale, softmax_scale, return_lse, causal, seqlens_k, strict: as
+        q, k, v, layout, rounding, rescale, softmax_scale, return_lse, causal, seqlens_k, strict, batch_invariant: as
             `moon_diffusers.attention`, but any float dtype and head dim are taken (torch computes them).
         attn_mask: as torch SDPA takes it, broadcastable to (B, H, Sq, Sk). A mask that only chooses keys (and query
             rows) is served exactly: all true is no mask, a prefix becomes key lengths, gaps are taken out. Any other
@@ -161,6 +165,7 @@ def attention(
         # Compiled code reuses buffers behind torch's back, so a mask that it made is read anew each time.
         not torch.compiler.is_compiling(),
         min_head_dim,
+        batch_invariant,
     )
     return result
 
@@ -191,8 +196,9 @@ def _run(
     refusal: str,
     remember_mask: bool,
     min_head_dim: int,
+    batch_invariant: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    request = Request(layout, softmax_scale, causal, rounding, rescale, want_lse, min_head_dim)
+    request = Request(layout, softmax_scale, causal, rounding, rescale, want_lse, min_head_dim, batch_invariant)
     outcome: Served | Fallback
     outcome = Fallback(refusal) if refusal else dispatch.serve(q, k, v, seqlens_k, attn_mask, request, remember_mask)
     if not isinstance(outcome, Fallback):

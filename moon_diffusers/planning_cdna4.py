@@ -30,7 +30,9 @@ def plan_cdna4(problem: Problem, route: Route, device: DeviceInfo) -> LaunchPlan
         raise PlanError(f"{forward.name}: the family 'cdna4' has 384 rows a workgroup and a merge kernel")
     blocks = row_blocks(problem, forward)
     tiles = -(-problem.seqlen_k // forward.keys)
-    first_split, parts = split(blocks, tiles, device.cu_count, causal=problem.causal)
+    first_split, parts = blocks, 1
+    if not problem.batch_invariant:
+        first_split, parts = split(blocks, tiles, device.cu_count, causal=problem.causal)
 
     values: dict[str, Value] = {**arguments(problem), "first_split": first_split, "num_splits": parts}
     values["page_shift"] = max(problem.page_size.bit_length() - 1, 0)

@@ -22,6 +22,8 @@ class Request(NamedTuple):
     return_lse: bool
     #: Smaller head dims than 128 are padded from here on.
     min_head_dim: int = HEAD_DIM
+    #: Rows' bits must not depend on how many heads and batch entries are computed with them.
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,20 @@ class Emulator:
 
 
 @pytest.fixture
+def gfx942(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    """An emulated MI300X with all checks on. At the end of a test no launch may have had an error or a warning."""
+    yield from _emulated("gfx942", monkeypatch)
+
+
+@pytest.fixture
 def gfx950(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
     """An emulated MI355X with all checks on. At the end of a test no launch may have had an error or a warning."""
+    yield from _emulated("gfx950", monkeypatch)
+
+
+def _emulated(arch: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
     try:
-        emulator = Emulator(devices.open_emulated("gfx950"))
+        emulator = Emulator(devices.open_emulated(arch))
     except LibraryError as error:
         pytest.skip(str(error))
     launch = PreparedLaunch.__call__
