@@ -93,7 +93,7 @@ __device__ __forceinline__ void run(Wave &w, Loads<paged> &loads, const Span &sp
         multiply(w, 0, kFragmentsV, ring, address_k, address_v, [&](i32 f) {
             if (f > 0 && f <= kLoadsPerStep) loads.issue(f - 1);
             if (f < kLoadsPerStep) loads.aim(f);
-            if (f == kLoadsPerStep) loads.next_slot();
+            if (f == kLoadsPerStep + 1) loads.advance();
         });
         forget_scores(w);
         i32 tiles_left = span.tiles - 1 - i;
@@ -106,14 +106,15 @@ __device__ __forceinline__ void run(Wave &w, Loads<paged> &loads, const Span &sp
     if constexpr (group == kGroupA) wait_and_meet<kPending>();
 }
 
-// `row`: the wave's first row of the stream's tile of step -1.
+// `first`: the head's first row in the sequence or in page 0; `row`: the wave's first row of the tile of step -1.
 template <bool paged>
-__device__ __forceinline__ void start_stream(Stream &s, u64 base, i64 stride_batch, i64 stride_row, i64 row,
+__device__ __forceinline__ void start_stream(Stream &s, u64 first, i64 stride_batch, i64 stride_row, i64 row,
                                              u32 lane_offset) {
     s.row_bytes = (u32)stride_row * kElement;
     s.tile_bytes = kKeys * s.row_bytes;
     s.page_bytes = (u32)stride_batch * kElement;
-    s.base = uniform(base + (u64)(paged ? 0 : row * stride_row) * kElement);
+    s.base = uniform(first);
+    if constexpr (!paged) s.at = uniform(first + (u64)(row * stride_row) * kElement);
     s.lane_offset[0] = lane_offset;
     s.lane_offset[1] = lane_offset + s.row_bytes;
 }
@@ -132,11 +133,12 @@ __device__ __forceinline__ void start_loads(Loads<paged> &loads, ArgsPointer a, 
     start_stream<paged>(loads.k, k, a->k_stride_batch, a->k_stride_row, row, source_k);
     start_stream<paged>(loads.v, v, a->v_stride_batch, a->v_stride_row, row - kKeys, source_v);
     if constexpr (paged) {
-        loads.pages.table = reinterpret_cast<const i32 *>(
-            uniform(a->block_table + (u64)(work.batch * a->block_table_stride) * sizeof(i32)));
-        loads.pages.shift = a->page_shift;
-        loads.pages.last_row = work.keys > 0 ? work.keys - 1 : 0;
-        loads.pages.row = (u32)(first_row - kKeys);
+        const u64 entry = (u64)(work.batch * a->block_table_stride) * sizeof(i32);
+        loads.table = reinterpret_cast<const i32 *>(uniform(a->block_table + entry));
+        loads.page_shift = a->page_shift;
+        loads.last_row = work.keys > 0 ? work.keys - 1 : 0;
+        loads.row = (u32)(first_row - kKeys);
+        loads.find_rows();
     }
 
     const i32 end = (work.first_tile + work.tiles) * kKeys;  // keys past the part's last tile are not fetched

@@ -14,15 +14,21 @@ constexpr i32 kRangeAndFormat = 0x00027000;  // raw buffer, 32-bit data
 
 // One of K and V. All but the lane offsets is wave-uniform.
 struct Stream {
-    u64 base;   // dense: the wave's rows of the next tile; paged: of a page
-    u32 range;  // bytes from base that may be read
+    u64 at;     // the wave's first row of the next step's tile
+    u32 range;  // bytes from there that may be read
     u32 row_bytes;
-    u32 tile_bytes;  // dense
-    u32 page_bytes;  // paged
-    u32 lane_offset[2];
+    u32 tile_bytes;      // dense: how far `at` moves with each step
+    u32 lane_offset[2];  // of the step's two loads
 
-    __device__ __forceinline__ i32x4 resource(u64 address) const {
-        return i32x4{(i32)address, (i32)(address >> 32), (i32)range, kRangeAndFormat};
+    // Paged: `at` is found anew for each step.
+    u64 base;  // the head's first row in page 0
+    u32 page_bytes;
+    u32 table_offset;    // of the next step's page in the block table
+    u32 offset_in_page;  // of the wave's first row
+    i32 page;
+
+    __device__ __forceinline__ i32x4 resource() const {
+        return i32x4{(i32)at, (i32)(at >> 32), (i32)range, kRangeAndFormat};
     }
 
     // `keys_left`: keys of the part from the wave's first row of the tile on; may be negative.
@@ -30,56 +36,71 @@ struct Stream {
         keys_left = keys_left > kKeys ? kKeys : keys_left;
         range = keys_left > 0 ? (u32)keys_left * row_bytes : 0;
     }
-};
 
-// The pages of a paged cache. `row` is the wave's first row of the next step's V tile.
-struct Pages {
-    const i32 *table;  // of the batch entry
-    i32 shift;         // log2 of the keys of a page
-    u32 row, last_row;
-    i32 page_k, page_v;
-
-    __device__ __forceinline__ u32 table_offset(u32 at) const {
-        at = at < last_row ? at : last_row;  // a tile past the end reads a page that exists, and nothing of it
-        return at >> shift << 2;
+    // Where row `row` of the sequence lies. Past `last_row` a page that exists is named, and nothing of it read.
+    __device__ __forceinline__ void find(u32 row, u32 last_row, i32 page_shift) {
+        table_offset = (row < last_row ? row : last_row) >> page_shift << 2;
+        offset_in_page = (row & ((1u << page_shift) - 1)) * row_bytes;
     }
-    __device__ __forceinline__ u32 row_in_page(u32 at) const { return at & ((1u << shift) - 1); }
+    __device__ __forceinline__ void enter_page() { at = base + (u64)(u32)page * page_bytes + offset_in_page; }
 };
 
+// The loads of one wave. A step is set up (paged: its pages looked up and entered), issued, and left behind by
+// `advance`.
 template <bool paged>
 struct Loads {
     Stream k, v;
-    Pages pages;
     u32 lds_k, lds_v;  // where this wave's first slab lies in a slot
-    i32 keys_left;     // of the part, from the wave's first row of its first tile on
     u32 slot;          // LDS offset of the next step's slot
-    i32x4 resource_k, resource_v;
+    i32 keys_left;     // of the part, from the wave's first row of its first tile on
 
-    // Ask for the next step's pages; the answer is there after `set_up`'s wait.
+    const i32 *table;  // paged: the batch entry's pages
+    i32 page_shift;    // log2 of the keys of a page
+    u32 row;           // the wave's first row of the next step's V tile
+    u32 last_row;      // of the sequence
+
+    // Asks for the next step's pages; `set_up` waits for the answer.
     __device__ __forceinline__ void look_up() {
         if constexpr (paged) {
-            pages.page_v = scalar_load(pages.table, pages.table_offset(pages.row));
-            pages.page_k = scalar_load(pages.table, pages.table_offset(pages.row + kKeys));
+            v.page = scalar_load(table, v.table_offset);
+            k.page = scalar_load(table, k.table_offset);
         }
     }
 
-    // Resources of the next step.
     __device__ __forceinline__ void set_up() {
-        u64 at_k = k.base, at_v = v.base;
         if constexpr (paged) {
-            wait_scalar_loads(pages.page_v, pages.page_k);
-            at_v += (u64)(u32)pages.page_v * v.page_bytes + (u64)(pages.row_in_page(pages.row) * v.row_bytes);
-            at_k += (u64)(u32)pages.page_k * k.page_bytes + (u64)(pages.row_in_page(pages.row + kKeys) * k.row_bytes);
-            pages.row += kKeys;
-        } else {
-            k.base += k.tile_bytes;
-            v.base += v.tile_bytes;
+            wait_scalar_loads(v.page, k.page);
+            v.enter_page();
+            k.enter_page();
         }
-        resource_k = k.resource(at_k);
-        resource_v = v.resource(at_v);
     }
 
-    // Before the set-up of a step that may reach past the part's last key. `step` counts from the part's first.
+    // Paged: where the next step's first rows lie.
+    __device__ __forceinline__ void find_rows() {
+        v.find(row, last_row, page_shift);
+        k.find(row + kKeys, last_row, page_shift);
+    }
+
+    // Behind a step's loads: on to the next step. Opaque, or the compiler would do it in the next softmax.
+    __device__ __forceinline__ void advance() {
+        slot = slot == kLastSlot ? 0 : slot + kSlotBytes;
+        opaque_scalar(slot);
+        if constexpr (paged) {
+            row += kKeys;
+            find_rows();
+            opaque_scalar(v.table_offset);
+            opaque_scalar(k.table_offset);
+            opaque_scalar(v.offset_in_page);
+            opaque_scalar(k.offset_in_page);
+        } else {
+            k.at += k.tile_bytes;
+            v.at += v.tile_bytes;
+            opaque_scalar(k.at);
+            opaque_scalar(v.at);
+        }
+    }
+
+    // Before a step that may reach past the part's last key. `step` counts from the part's first.
     __device__ __forceinline__ void limit(i32 step) {
         v.limit(keys_left - step * kKeys);
         k.limit(keys_left - (step + 1) * kKeys);
@@ -90,12 +111,11 @@ struct Loads {
         set_lds_destination(slot, j < 2 ? lds_k + j * kSlabPitchK : lds_v + (j - 2) * kSlabPitchV);
     }
     __device__ __forceinline__ void issue(i32 j) const {
-        if (j < 2) load_to_lds(resource_k, k.lane_offset[j]);
-        if (j >= 2) load_to_lds(resource_v, v.lane_offset[j - 2]);
+        const Stream &stream = j < 2 ? k : v;
+        load_to_lds(stream.resource(), stream.lane_offset[j % 2]);
     }
-    __device__ __forceinline__ void next_slot() { slot = slot == kLastSlot ? 0 : slot + kSlotBytes; }
 
-    // The first `count` loads of a step, one after the other: before the loop. The next step is set up after it.
+    // A whole step, or its first `count` loads: before the loop.
     __device__ __forceinline__ void bring(i32 step, i32 count) {
         look_up();
         limit(step);
@@ -106,7 +126,7 @@ struct Loads {
             asm volatile("s_nop 0");
             issue(j);
         }
-        next_slot();
+        advance();
     }
 };
 
