@@ -23,7 +23,7 @@ def test_routed_output_is_the_plain_one_within_bf16_noise(name, kernel):
     model, inputs = case.make()
     plain = run(model, inputs)
     processors = dict(getattr(model, "attn_processors", {}))
-    exact = run(model.float(), _floats(inputs))
+    exact = run(model.float(), floats(inputs))
     model.bfloat16()
 
     moon_diffusers.set_attn_processor(model, MoonAttnProcessor())
@@ -48,7 +48,7 @@ def test_a_wrong_kernel_is_seen(name, kernel):
     case = CASES[name]
     model, inputs = case.make()
     plain = run(model, inputs)
-    exact = run(model.float(), _floats(inputs))
+    exact = run(model.float(), floats(inputs))
     model.bfloat16()
     moon_diffusers.set_attn_processor(model, MoonAttnProcessor())
     kernel.broken = True
@@ -70,7 +70,7 @@ def test_small_head_dims_are_padded_when_asked(kernel):
     case = CASES["cogvideox"]
     model, inputs = case.make()
     plain = run(model, inputs)
-    exact = run(model.float(), _floats(inputs))
+    exact = run(model.float(), floats(inputs))
     model.bfloat16()
     moon_diffusers.set_attn_processor(model, MoonAttnProcessor(min_head_dim=64))
     routed = run(model, inputs)
@@ -78,7 +78,7 @@ def test_small_head_dims_are_padded_when_asked(kernel):
     assert error(routed, exact) <= 1.5 * error(plain, exact) + 1e-3
 
 
-def _floats(value):
+def floats(value):
     if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
         return value.float()
-    return {key: _floats(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return {key: floats(item) for key, item in value.items()} if isinstance(value, dict) else value
