@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
+from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 from transformers import ByT5Tokenizer, UMT5Config, UMT5EncoderModel
 
 SETTINGS = {
@@ -61,7 +61,7 @@ def build_pipeline(seed: int = 0, num_layers: int = 2) -> WanPipeline:
         text_encoder=text_encoder,
         transformer=transformer,
         vae=vae,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
     )
 
 
