@@ -10,6 +10,7 @@ from moon_diffusers.generation.paired import run_pair
 from moon_diffusers.generation.place import place
 from moon_diffusers.generation.settings import Settings
 from moon_diffusers.quality.metrics import compare_frames, compare_latents
+from moon_diffusers.quality.report import decibel
 
 
 class Silent:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from moon_diffusers import counters
+from moon_diffusers.errors import MoonError
 from moon_diffusers.generation import models
 from moon_diffusers.quality.video import read_video
 
@@ -42,8 +44,7 @@ def test_example_programs(name, tiny_wan, standin_kernel, tmp_path, monkeypatch,
 
 
 def test_functional_example(monkeypatch, capsys):
-    from moon_diffusers.errors import MoonError
-
+    counters.reset_summary()
     try:
         runpy.run_path(str(SAMPLES / "functional_api.py"), run_name="__main__")
     except MoonError as error:
