@@ -132,13 +132,28 @@ void div_scale<F64>(Wave &w, const Op &op) {
     finish(w, op, d, 2);
     w.set_s64(op.sdst, mask & w.exec());
 }
+// The fused sum that undoes v_div_scale, rounded once. Its scale is 2^64 both ways: a large quotient had its divisor
+// scaled up and is too small, a tiny one its dividend. (The manual's 2^32 would not undo that scale.)
+float div_fmas(float a, float b, float c) {
+    double p = double(a) * b, sum = p + c, rest = sum - p;
+    double error = (p - (sum - rest)) + (c - rest);
+    u64 bits;
+    std::memcpy(&bits, &sum, sizeof(bits));
+    // Round to odd, so that the rounding to float below is the only one.
+    if (std::isfinite(sum) && error != 0 && (bits & 1) == 0) {
+        bits += (error > 0) == (sum > 0) ? 1 : u64(-1);
+        std::memcpy(&sum, &bits, sizeof(bits));
+    }
+    bool large = (as_u32(c) >> 23 & 0xff) > 127;
+    return float(sum * (large ? 0x1p64 : 0x1p-64));
+}
 void div_fmas_f32(Wave &w, const Op &op) {
     const u32 *a = fetch(w, op, 0), *b = fetch(w, op, 1), *c = fetch(w, op, 2);
     u64 vcc = w.s64(kVcc);
     u32 *d = result(w, op);
     for (int i = 0; i < kLanes; i++) {
-        float r = __builtin_fmaf(as_f32(a[i]), as_f32(b[i]), as_f32(c[i]));
-        r = vcc >> i & 1 ? r * 4294967296.0f : r;
+        float x = as_f32(a[i]), y = as_f32(b[i]), z = as_f32(c[i]);
+        float r = vcc >> i & 1 ? div_fmas(x, y, z) : __builtin_fmaf(x, y, z);
         d[i] = as_u32(w.flush32_out ? flushed<F32>(r) : r);
     }
     finish(w, op, d, 1);
@@ -148,8 +163,9 @@ void div_fmas_f64(Wave &w, const Op &op) {
     u64 vcc = w.s64(kVcc);
     u32 *d = result(w, op);
     for (int i = 0; i < kLanes; i++) {
-        double r = std::fma(F64::get(a, i), F64::get(b, i), F64::get(c, i));
-        F64::put(d, i, vcc >> i & 1 ? r * 18446744073709551616.0 : r);
+        double z = F64::get(c, i), r = std::fma(F64::get(a, i), F64::get(b, i), z);
+        double scale = std::fabs(z) >= 2 ? 0x1p128 : 0x1p-128;
+        F64::put(d, i, vcc >> i & 1 ? r * scale : r);
     }
     finish(w, op, d, 2);
 }

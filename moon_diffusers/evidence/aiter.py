@@ -16,6 +16,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from moon_diffusers.errors import MoonError
 from moon_diffusers.evidence.bf16 import Rounding
 
 WHEEL = "amd-aiter==0.1.7.post2.dev18"
@@ -26,7 +27,7 @@ ROWS_PER_WORKGROUP = 256
 BLOCK = (512, 1, 1)
 
 
-class AiterUnavailableError(RuntimeError):
+class AiterUnavailableError(MoonError, RuntimeError):
     """AITER's code objects cannot be had here; the message says why in one line."""
 
 
@@ -122,16 +123,18 @@ class Shape:
         if self.num_heads % self.num_heads_kv:
             raise ValueError(f"num_heads={self.num_heads}: expected a multiple of num_heads_kv={self.num_heads_kv}")
 
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """Workgroups of a launch."""
-        return -(-self.seqlen_q // ROWS_PER_WORKGROUP), self.num_heads, self.batch
+    def grid(self, causal: bool) -> tuple[int, int, int]:
+        """Workgroups of a launch. A causal workgroup takes two query tiles, a long and a short one."""
+        tiles = -(-self.seqlen_q // ROWS_PER_WORKGROUP)
+        return (tiles + 1) // 2 if causal else tiles, self.num_heads, self.batch
 
 
 def pack_kernarg(
-    shape: Shape, *, q: int, k: int, v: int, o: int, lse: int, softmax_scale: float | None = None
+    shape: Shape, *, q: int, k: int, v: int, o: int, lse: int, causal: bool, softmax_scale: float | None = None
 ) -> bytes:
     """The 512 bytes of arguments from the device addresses of q, k, v, o and the fp32 (B, Hq, Sq) ``lse`` (0: none)."""
+    # Option 5 deals causal workgroups out by head, which is right for multiples of eight heads only; 3 does not.
+    option = 3 if causal and shape.num_heads % 8 else 5
     scale = shape.head_dim**-0.5 if softmax_scale is None else softmax_scale
     buffer = bytearray(KERNARG_SIZE)
     for offset, address in {0: o, 16: q, 32: k, 48: v, 64: lse}.items():
@@ -151,7 +154,7 @@ def pack_kernarg(
         192: k_row,
         208: head,
         224: k_batch,
-        240: 5,
+        240: option,
         256: int(lse != 0),
         272: shape.seqlen_k,
         288: shape.head_dim,

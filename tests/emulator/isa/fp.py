@@ -52,7 +52,8 @@ def _odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
     return np.where((error != 0) & (bits & 1 == 0), bits + step, bits).view(np.float64)
 
 
-def _two_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def two_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Float64 a + b, rounded to odd."""
     total = a + b
     other = total - a
     error = (a - (total - other)) + (b - other)
@@ -81,7 +82,7 @@ def round32(x: np.ndarray) -> np.ndarray:
 
 
 def add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return round32(_two_sum(read(a).astype(np.float64), read(b).astype(np.float64)))
+    return round32(two_sum(read(a).astype(np.float64), read(b).astype(np.float64)))
 
 
 def sub(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -93,7 +94,7 @@ def mul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return round32(_two_sum(read(a).astype(np.float64) * read(b).astype(np.float64), read(c).astype(np.float64)))
+    return round32(two_sum(read(a).astype(np.float64) * read(b).astype(np.float64), read(c).astype(np.float64)))
 
 
 def _signalling(x: np.ndarray) -> np.ndarray:

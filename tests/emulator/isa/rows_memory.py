@@ -110,18 +110,19 @@ def _global_load(mnemonic, size, offset=0, extend=None, saddr=False):
         data = _fetch(state.memory, state.a.astype(np.int64) + offset + 64, size)
         _to_d(state, data if extend is None else _extend(data, extend), state.active)
 
-    operand, setup = _global_address(offset, saddr)
+    operand, setup = _global_address(offset, saddr, mnemonic.startswith("flat"))
     return Row(f"{mnemonic}{' saddr' if saddr else ''} {offset}", f"{setup}{mnemonic} {{d}}, {operand}", model,
                {"a": "buf16" if size > 4 else "buf4"}, d=max(1, size // 4), memory=BUFFER_BYTES + 512)  # fmt: skip
 
 
-def _global_address(offset, saddr):
+def _global_address(offset, saddr, flat):
     """The operand text and its setup; the address is the row's memory + 64 + {a} + offset."""
     setup = _BASE.replace("{mem}", "{mem} + 64")
     if saddr:
         return f"{{a}}, s[48:49] offset:{offset}", setup
     setup += "v_mov_b32_e32 v98, {a}\nv_mov_b32_e32 v99, 0\nv_lshl_add_u64 v[96:97], v[98:99], 0, s[48:49]\n"
-    return f"v[96:97], off offset:{offset}", setup
+    tail = "" if flat else ", off"
+    return f"v[96:97]{tail} offset:{offset}", setup
 
 
 def _global_store(mnemonic, size, offset=0, saddr=False):
@@ -132,12 +133,13 @@ def _global_store(mnemonic, size, offset=0, saddr=False):
         place = np.broadcast_to(LANES * step + 64 + offset, (WORKGROUPS, 64))
         _put(state.memory, place, data, state.active)
 
-    operand, setup = _global_address(offset, saddr)
-    address, _, tail = operand.partition(", ")
+    operand, setup = _global_address(offset, saddr, mnemonic.startswith("flat"))
+    address = "{a}" if saddr else "v[96:97]"
+    tail = operand.removeprefix(address)
     setup += f"v_mul_u32_u24_e32 v16, {step}, v0\n"
     if not saddr:
         setup += "v_mov_b32_e32 v98, v16\nv_mov_b32_e32 v99, 0\nv_lshl_add_u64 v[96:97], v[98:99], 0, s[48:49]\n"
-    return Row(f"{mnemonic}{' saddr' if saddr else ''} {offset}", f"{setup}{mnemonic} {address}, {{b}}, {tail}", model,
+    return Row(f"{mnemonic}{' saddr' if saddr else ''} {offset}", f"{setup}{mnemonic} {address}, {{b}}{tail}", model,
                {"a": "u32", "b": f"raw{max(1, size // 4)}"}, memory=BUFFER_BYTES + 512)  # fmt: skip
 
 
@@ -225,6 +227,15 @@ ROWS: list[Row] = [
     _global_load("global_load_sshort", 2, 2, extend=True),
     _global_load("global_load_ubyte", 1, 5, extend=False),
     _global_load("global_load_sbyte", 1, 5, extend=True),
+    _global_load("flat_load_dword", 4, 64),
+    _global_load("flat_load_dwordx2", 8, 32),
+    _global_load("flat_load_dwordx3", 12),
+    _global_load("flat_load_dwordx4", 16),
+    _global_load("flat_load_ushort", 2, 2, extend=False),
+    _global_store("flat_store_dword", 4, 64),
+    _global_store("flat_store_dwordx2", 8, 96),
+    _global_store("flat_store_dwordx4", 16, 16),
+    _global_store("flat_store_short", 2),
     _global_store("global_store_byte", 1, 1),
     _global_store("global_store_short", 2, 2),
     _global_store("global_store_dword", 4, -64),

@@ -55,6 +55,27 @@ def _perm(a, b, selector):
     return out
 
 
+_SDWA = "dst_sel:DWORD dst_unused:UNUSED_PAD"
+
+
+def _byte(x, place):
+    return ((x >> (8 * place)) & 0xFF).astype(np.uint8).view(np.int8).astype(np.int16)
+
+
+def _bitop3(table):
+    """A truth table of three bits: bit 4 a + 2 b + c of it is the result."""
+
+    def apply(a, b, c):
+        out = np.zeros(np.broadcast(a, b, c).shape, U)
+        for index in range(8):
+            if table >> index & 1:
+                match = [x if index >> place & 1 else ~x for place, x in ((2, a), (1, b), (0, c))]
+                out |= match[0] & match[1] & match[2]
+        return out
+
+    return apply
+
+
 def _mulhi(a, b):
     return (a.astype(L) * b.astype(L)) >> L(32)
 
@@ -192,6 +213,14 @@ def _div_scale(operand):
     return model
 
 
+def _div_fmas(state: State) -> None:
+    """Where VCC is set the sum is scaled back by 2^64, up or down by the exponent of c, before its one rounding."""
+    scale = np.where(fp.exponent(state.c) > 127, 2.0**64, 2.0**-64)
+    scale = np.where(lanes_of(state.vcc), scale, 1.0)
+    value = fp.round32(fp.two_sum(state.a.astype(np.float64) * state.b, state.c.astype(np.float64)) * scale)
+    state.d = np.where(state.active[:, :, None], np.ascontiguousarray(value)[..., None].view(U), state.d)
+
+
 _DIVIDE = """v_div_scale_f32 v96, s[48:49], {b}, {b}, {a}
 v_div_scale_f32 v97, vcc, {a}, {b}, {a}
 v_rcp_f32_e32 v98, v96
@@ -212,6 +241,11 @@ def _divided(state: State) -> None:
     """The whole division is correctly rounded, denormals included: that is what its three helpers are for."""
     with np.errstate(all="ignore"):
         value = (state.a.astype(np.float64) / state.b.astype(np.float64)).astype(np.float32)
+    # The manual's pseudo-code breaks down for divisors of 2^126 and above with a denormal quotient, and where a finite
+    # quotient overflows: nothing is pinned there.
+    overflow = np.isinf(value) & np.isfinite(state.a) & (state.b != 0)
+    open_question = ((np.abs(state.b) >= 2.0**126) & _denormal(value)) | overflow
+    state.inputs = {**state.inputs, "ignore": open_question}
     state.d = np.where(state.active[:, :, None], np.ascontiguousarray(value)[..., None].view(U), state.d)
     state.vcc = state.vcc * L(0)
 
@@ -295,6 +329,21 @@ INTEGER: list[Row] = [
     *valu("v_alignbit_b32", "u32 u32 shift", _alignbit),
     *valu("v_perm_b32", "u32 u32 selector", _perm),
     *valu("v_perm_b32 any selector", "u32 u32 s:u32", _perm),
+    *valu("v_bitop3_b32", "u32 u32 u32", _bitop3(0x6C), asm="v_bitop3_b32 {d}, {a}, {b}, {c} bitop3:0x6c", archs=("gfx950",)),
+    *valu("v_bitop3_b32 constant", "u32 u32", lambda a, b: _bitop3(0x1B)(a, b, U(3)), asm="v_bitop3_b32 {d}, {a}, {b}, 3 bitop3:0x1b", archs=("gfx950",)),
+    # 16-bit results clear the upper half.
+    *valu("v_add_u16_e32", "u32 u32", lambda a, b: (a + b) & U(0xFFFF)),
+    *valu("v_sub_u16_e32", "u32 u32", lambda a, b: (a - b) & U(0xFFFF)),
+    *valu("v_mul_lo_u16_e32", "u32 u32", lambda a, b: (a * b) & U(0xFFFF)),
+    *valu("v_lshlrev_b16_e32", "shift u32", lambda a, b: (b << (a & 15)) & U(0xFFFF)),
+    *valu("v_lshrrev_b16_e32", "shift u32", lambda a, b: (b & U(0xFFFF)) >> (a & 15)),
+    *valu("v_ashrrev_i16_e32", "shift u32", lambda a, b: ((b.astype(np.int16) >> (a & 15).astype(np.int16)).astype(np.uint16))),
+    *valu("v_ashrrev_i16_sdwa", "shift u32", lambda a, b: (_byte(b, 0) >> (a & 15).astype(np.int16)).astype(np.uint16), asm=f"v_ashrrev_i16_sdwa {{d}}, {{a}}, sext({{b}}) {_SDWA} src0_sel:DWORD src1_sel:BYTE_0"),
+    *valu("v_lshrrev_b16_sdwa", "shift u32", lambda a, b: _byte(b, 2).view(np.uint16) >> (a & 15).astype(np.uint16), asm=f"v_lshrrev_b16_sdwa {{d}}, {{a}}, sext({{b}}) {_SDWA} src0_sel:DWORD src1_sel:BYTE_2"),
+    *valu("v_mul_i32_i24_sdwa", "u32 s:u32", lambda a, b: a.astype(np.int16).astype(np.int64) * _sext24(b), asm=f"v_mul_i32_i24_sdwa {{d}}, sext({{a}}), {{sb}} {_SDWA} src0_sel:WORD_0 src1_sel:DWORD"),
+    *valu("v_and_b32_sdwa", "u32 u32", lambda a, b: a & (b >> 16), asm=f"v_and_b32_sdwa {{d}}, {{a}}, {{b}} {_SDWA} src0_sel:DWORD src1_sel:WORD_1"),
+    *valu("v_or_b32_sdwa", "u32 u32", lambda a, b: ((a >> 8) & U(0xFF)) | b, asm=f"v_or_b32_sdwa {{d}}, {{a}}, {{b}} {_SDWA} src0_sel:BYTE_1 src1_sel:DWORD"),
+    *valu("v_add_u32_sdwa kept", "u32 u32", lambda a, b, d: (d & U(0xFFFF)) | ((a + b) & U(0xFFFF)) << 16, accumulate=True, asm="v_add_u32_sdwa {d}, {a}, {b} dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:DWORD src1_sel:DWORD"),
     *valu("v_mul_lo_u32", "u32 u32", lambda a, b: a * b),
     *valu("v_mul_hi_u32", "u32 u32", _mulhi),
     *valu("v_mul_hi_i32", "i32 i32", lambda a, b: ((a.astype(np.int64) * b.astype(np.int64)) >> 32).astype(U)),
@@ -338,6 +387,12 @@ FLOAT: list[Row] = [
     *valu("v_fma_f32 negated", "f32 s:f32 f32", lambda a, b, c: fp.fma(-a, b, -c), "f32", asm="v_fma_f32 {d}, -{a}, {sb}, -{c}", modes=TWO),
     *valu("v_fmac_f32_e32", "f32 f32", fp.fma, "f32", accumulate=True, modes=FLOAT_MODES),
     *valu("v_fmac_f32_e32 scalar", "s:finite finite", fp.fma, "f32", accumulate=True),
+    *valu("v_fmamk_f32", "f32 f32", lambda a, c: fp.fma(a, np.float32(-(2.0**32)), c), "f32", asm="v_fmamk_f32 {d}, {a}, 0xcf800000, {b}", modes=TWO),
+    *valu("v_fmaak_f32", "f32 f32", lambda a, b: fp.fma(a, b, np.float32(0.1)), "f32", asm="v_fmaak_f32 {d}, {a}, {b}, 0x3dcccccd", modes=TWO),
+    *valu("v_trunc_f32_e32", "f32", lambda a: np.trunc(fp.read(a)), "f32", modes=TWO),
+    *valu("v_floor_f32_e32", "f32", lambda a: np.floor(fp.read(a)), "f32"),
+    *valu("v_ceil_f32_e32", "f32", lambda a: np.ceil(fp.read(a)), "f32"),
+    *valu("v_rndne_f32_e32", "f32", lambda a: np.rint(fp.read(a)), "f32"),
     *valu("v_max_f32_e32", "f32 f32", fp.maximum_number, "f32", modes=TWO),
     *valu("v_min_f32_e32", "f32 f32", fp.minimum_number, "f32", modes=TWO),
     *valu("v_max3_f32", "f32 f32 f32", _max3, "f32", modes=TWO),
@@ -367,6 +422,7 @@ FLOAT: list[Row] = [
     Row("v_div_fmas_f32", "s_mov_b64 vcc, 0\ns_nop 7\nv_div_fmas_f32 {d}, {a}, {b}, {c}",
         lambda s: (setattr(s, "vcc", s.vcc * L(0)), setattr(s, "d", np.where(s.active[:, :, None], fp.fma(s.a, s.b, s.c)[..., None].view(U), s.d)))[0],
         {"a": "finite", "b": "finite", "c": "finite"}, d=1, compare="f32"),
+    Row("v_div_fmas_f32 scaled", "v_div_fmas_f32 {d}, {a}, {b}, {c}", _div_fmas, {"a": "finite", "b": "finite", "c": "finite"}, d=1, compare="f32"),
     *valu("v_div_fixup_f32", "f32 finite finite", _fixup, "f32"),
     Row("v_div_fmas_f32 division", _DIVIDE, _divided, {"a": "f32", "b": "f32"}, d=1, compare="f32"),
     Row("v_div_fmas_f32 division of ordinary numbers", _DIVIDE, _divided, {"a": "finite", "b": "finite"}, d=1, compare="f32"),

@@ -69,14 +69,13 @@ def valu(
     text = asm or f"{name.split()[0]} {{d}}, " + ", ".join(f"{{{n}}}" for n in names)
     comparison = compare or ("f32" if result.startswith("f32") else "bits")
     dwords = _RESULTS[result][0]
-    if accumulate:
-        names = {**names, "d": result}
+    given = {**names, "d": result} if accumulate else names
     return [
         Row(
             name if m == "clang" else f"{name} [{m}]",
             text,
             model,
-            names,
+            given,
             d=dwords,
             archs=archs,
             compare=comparison,

@@ -1,0 +1,124 @@
+"""Fault injection: run mutants of a kernel in the emulator and say which check, or which wrong bit, gives each away."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moon_diffusers.errors import MoonError
+from moon_diffusers.evidence.code_object import CodeObject
+from moon_diffusers.evidence.mutations import Mutant, mutants
+
+_BRANCH_TO_ITSELF = 0xBF82FFFF
+ORDERS = ("forward", "reverse", "random:1", "random:2")
+"""Wavefront orders under which a mutant runs: bits that depend on the order are wrong bits."""
+
+
+@dataclass
+class Observation:
+    """What one launch gave: the output tensors' bits, the findings, and the error when it failed."""
+
+    outputs: list[NDArray[Any]] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+    executed: int = 0
+
+    def kinds(self) -> dict[tuple[str, int], str]:
+        """Findings by kind and address, with their severity."""
+        return {(f["kind"], int(f["address"])): f["severity"] for f in self.findings}
+
+
+class Subject(Protocol):
+    """A kernel with inputs: runs any image of its code object under emulator options."""
+
+    name: str
+    image: bytes
+
+    def run(self, image: bytes, options: dict[str, str]) -> Observation:
+        """Launch and observe; a launch error is observed, not raised."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant. ``caught_by``: a finding's kind, ``wrong result``, ``launch error``; empty: it survived."""
+
+    subject: str
+    mutant: Mutant
+    caught_by: str
+    detail: str = ""
+
+    @property
+    def survived(self) -> bool:
+        """Nothing gave it away."""
+        return not self.caught_by
+
+
+class Baseline:
+    """The unchanged kernel's observations under every order: what a mutant must differ from to be caught."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.code = CodeObject(subject.image)
+        first = subject.run(subject.image, {"order": ORDERS[0]})
+        if first.error:
+            raise MoonError(f"{subject.name}: the unchanged kernel fails: {first.error}")
+        errors = [f for f in first.findings if f["severity"] == "error"]
+        if errors:
+            raise MoonError(f"{subject.name}: the unchanged kernel has errors: {errors[0]}")
+        self.outputs = first.outputs
+        self.known = set(first.kinds())
+        for order in ORDERS[1:]:
+            other = subject.run(subject.image, {"order": order})
+            self.known |= set(other.kinds())
+            if self.differs(other):
+                raise MoonError(f"{subject.name}: the unchanged kernel gives other bits in order {order}")
+        # Above what any order of the kernel takes, so that only a mutant that never ends meets it.
+        self.budget = str(3 * max(first.executed, 100_000))
+
+    def differs(self, other: Observation) -> bool:
+        """Whether any output bit is another."""
+        return any(not np.array_equal(a, b) for a, b in zip(self.outputs, other.outputs, strict=True))
+
+    def reaches(self, mutant: Mutant) -> bool:
+        """Whether the launch comes to the mutant's instruction: an endless loop put there then meets the budget."""
+        probe = replace(mutant, words=(_BRANCH_TO_ITSELF,))
+        return bool(self.subject.run(probe.apply(self.code), {"checks": "off", "budget": self.budget}).error)
+
+    def judge(self, mutant: Mutant) -> Outcome:
+        """Run a mutant, under one order after another, until something gives it away."""
+        image = mutant.apply(self.code)
+        for order in ORDERS:
+            seen = self.subject.run(image, {"order": order, "budget": self.budget})
+            new = {k: s for k, s in seen.kinds().items() if k not in self.known}
+            caught, detail = "", ""
+            if new:
+                (kind, address), severity = min(new.items(), key=lambda item: (item[1] != "error", item[0]))
+                caught, detail = kind, f"{severity} at {address:#x}"
+            elif seen.error:
+                caught, detail = "launch error", seen.error
+            elif self.differs(seen):
+                caught, detail = "wrong result", f"order {order}"
+            if caught:
+                return Outcome(self.subject.name, mutant, caught, detail)
+        return Outcome(self.subject.name, mutant, "")
+
+
+def sample(candidates: Sequence[Mutant], per_operator: int, seed: int = 0) -> list[Mutant]:
+    """At most ``per_operator`` mutants of each operator, seeded, in address order."""
+    rng = random.Random(seed)
+    chosen: list[Mutant] = []
+    for operator in sorted({m.operator for m in candidates}):
+        group = [m for m in candidates if m.operator == operator]
+        chosen += rng.sample(group, min(per_operator, len(group)))
+    return sorted(chosen, key=lambda m: (m.address, m.operator, m.change))
+
+
+def candidates(subject: Subject) -> list[Mutant]:
+    """Every mutant of a subject's code object."""
+    return mutants(CodeObject(subject.image))

@@ -1,0 +1,131 @@
+"""AITER's own code objects run to the right answer: the emulator's best outside witness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from moon_diffusers.evidence import aiter, bf16, reference
+from moon_diffusers.evidence.aiter import Shape
+from moon_diffusers.evidence.code_object import CodeObject
+from moon_diffusers.evidence.device import RawDevice, loaded, uploaded
+
+from .conftest import peer_code_object
+
+# Ragged tails, GQA and batches; each kernel runs the first two by default.
+SHAPES = (
+    Shape(1, 256, 128, 1, 1),
+    Shape(2, 77, 97, 2, 1),
+    Shape(1, 300, 200, 1, 1),
+    Shape(1, 257, 1025, 1, 1),
+    Shape(2, 130, 1, 4, 2),
+    Shape(1, 1, 33, 1, 1),
+    Shape(1, 512, 512, 3, 3),
+    Shape(3, 65, 320, 6, 2),
+)
+RELATIVE = {"rtne": 2.6e-3, "rtna": 2.6e-3, "rtz": 6.6e-3}
+FULL = [(k, s) for k in aiter.KERNELS for s in SHAPES[2:]]
+
+
+@dataclass
+class Result:
+    o: np.ndarray
+    lse: np.ndarray
+    report: dict
+
+
+def launch(device: RawDevice, kernel: aiter.Kernel, shape: Shape, q, k, v, scale=None) -> Result:
+    image = peer_code_object(kernel)
+    o = np.full(q.shape, 0x4142, np.uint16)
+    lse = np.full((shape.batch, shape.num_heads, shape.seqlen_q), 77.0, np.float32)
+    arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
+    with uploaded(device, arrays) as addresses, loaded(device, image) as module:
+        kernarg = aiter.pack_kernarg(shape, **addresses, causal=kernel.causal, softmax_scale=scale)
+        function = device.function(module, CodeObject(image).kernels[0].name)
+        device.launch(function, shape.grid(kernel.causal), aiter.BLOCK, kernarg)
+        report = device.report()
+        return Result(device.download(addresses["o"], o), device.download(addresses["lse"], lse), report)
+
+
+def inputs(shape: Shape, kind="normal", seed=0):
+    return reference.inputs(shape.batch, shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.num_heads_kv, kind=kind,
+                            seed=seed)  # fmt: skip
+
+
+def assert_right(device, kernel, shape, kind="normal") -> reference.Errors:
+    q, k, v = inputs(shape, kind)
+    result = launch(device, kernel, shape, q, k, v)
+    out, lse = reference.attention(*(bf16.to_float(x) for x in (q, k, v)), causal=kernel.causal)
+    errors = reference.compare(result.o, out)
+    assert errors.relative_l2 < RELATIVE[kernel.rounding], errors
+    assert errors.max_row_relative < 0.03, errors
+    assert errors.nonfinite_equal
+    finite = np.isfinite(lse)
+    np.testing.assert_allclose(result.lse[finite], lse[finite], rtol=2e-6, atol=2e-6)
+    found = [f for f in result.report["findings"] if f["severity"] == "error"]
+    assert not found, found[:3]
+    return errors
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+@pytest.mark.parametrize("kernel", aiter.KERNELS, ids=str)
+def test_right_answer(emulator, kernel, shape):
+    assert_right(emulator(kernel.arch), kernel, shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", reference.KINDS)
+@pytest.mark.parametrize(("kernel", "shape"), FULL, ids=[f"{k}-{s}" for k, s in FULL])
+def test_right_answer_on_many_shapes(emulator, kernel, shape, kind):
+    assert_right(emulator(kernel.arch), kernel, shape, kind)
+
+
+@pytest.mark.parametrize(
+    "kernel", [k for k in aiter.KERNELS if k.rounding in ("rtne", "rtna") and not k.causal], ids=str
+)
+def test_nan_becomes_the_canonical_nan(emulator, kernel):
+    if kernel.arch == "gfx950":
+        pytest.skip("gfx950 passes NaN payloads through")
+    shape = Shape(1, 64, 64, 1, 1)
+    q, k, v = inputs(shape)
+    for index, value in enumerate(("quiet NaN", "negative NaN", "signalling NaN")):
+        q = reference.plant(q, (0, 5 + index, 0, 3), value)
+    v = reference.plant(v, (0, 9, 0, 100), "negative NaN")
+    result = launch(emulator(kernel.arch), kernel, shape, q, k, v)
+    assert (result.o[0, 5:8, 0] == 0x7FFF).all() and (result.o[0, :, 0, 100] == 0x7FFF).all()
+    rest = np.delete(np.delete(result.o, [5, 6, 7], axis=1), 100, axis=3)
+    assert np.isfinite(bf16.to_float(rest)).all()
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_infinite_values(emulator, arch):
+    shape = Shape(1, 64, 64, 1, 1)
+    q, k, v = inputs(shape)
+    v = reference.plant(v, (0, 9, 0, 100), "+Inf")
+    result = launch(emulator(arch), aiter.Kernel(arch, "rtne", False), shape, q, k, v)
+    out, _ = reference.attention(*(bf16.to_float(x) for x in (q, k, v)))
+    assert reference.compare(result.o, out).nonfinite_equal
+
+
+@pytest.mark.parametrize("kernel", [aiter.KERNELS[0], aiter.KERNELS[-1]], ids=str)
+def test_wavefront_order_does_not_matter(emulator, kernel):
+    # One query tile a workgroup: see the race below.
+    shape = Shape(1, 250, 97, 2, 1)
+    tensors = inputs(shape)
+    results = [
+        launch(emulator(kernel.arch, order=o), kernel, shape, *tensors) for o in ("forward", "reverse", "random:7")
+    ]
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0].o, other.o)
+        np.testing.assert_array_equal(results[0].lse, other.lse)
+
+
+def test_exact_accumulation_stays_close(emulator):
+    """The published accumulation changes bits, not the answer."""
+    kernel, shape = aiter.KERNELS[0], Shape(1, 64, 64, 1, 1)
+    tensors = inputs(shape)
+    fast, exact = (launch(emulator(kernel.arch, mma=m), kernel, shape, *tensors) for m in ("fast", "exact"))
+    errors = reference.compare(exact.o, fast.o)
+    assert errors.identical > 0.97 and errors.max_row_relative < 0.01
