@@ -5,7 +5,7 @@ namespace moon {
 
 bool Findings::add(const Finding &f) {
     (f.severity == "error" ? errors_ : warnings_) += f.count;
-    std::string key = f.kind + "@" + std::to_string(f.address);
+    std::string key = f.kind + f.severity + "@" + std::to_string(f.address);
     auto it = index_.find(key);
     if (it != index_.end()) {
         list_[it->second].count += f.count;

@@ -8,16 +8,15 @@ struct CheckState;
 struct LdsShadow;
 
 bool instrumented(const Launch &l);
-// Around a launch, a workgroup, a wavefront and each instruction.
-void instrument_group(Workgroup &g, Launch &l);
-void instrument_wave(Wave &w);
+// Around a workgroup and each instruction.
+struct WorkerState;
+void instrument_group(Workgroup &g, Launch &l, WorkerState *s);
 void instrument_before(Wave &w, const Op &op);
 void instrument_after(Wave &w, const Op &op);
 void instrument_barrier(Workgroup &g, Launch &l);  // every wave arrived
 void instrument_group_end(Workgroup &g, Launch &l);
 
 // A worker's share, merged into the launch when it is done.
-struct WorkerState;
 WorkerState *instrument_worker(Launch &l);
 void instrument_merge(Launch &l, WorkerState *s);
 

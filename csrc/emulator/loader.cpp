@@ -187,6 +187,8 @@ void decode_text(Program *p, const std::vector<Symbol> &symbols) {
         p->ops.push_back(end);
     }
     link_branches(*p);
+    p->uses.reserve(p->ops.size());
+    for (const Op &op : p->ops) p->uses.push_back(describe_use(op, p->arch_bit));
 }
 
 }  // namespace

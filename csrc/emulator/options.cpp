@@ -44,6 +44,8 @@ bool apply(Options *o, const std::string &k, const std::string &v) {
             o->order = 1;
         else if (v.compare(0, 7, "random:") == 0 && number(v.c_str() + 7, &n))
             o->order = 2, o->seed = n;
+        else if (v.compare(0, 11, "interleave:") == 0 && number(v.c_str() + 11, &n) && n > 0)
+            o->order = 3, o->quantum = n;
         else
             return false;
         return true;
@@ -63,6 +65,11 @@ bool apply(Options *o, const std::string &k, const std::string &v) {
         o->cu_count = int(n);
         return true;
     }
+    if (k == "trace_workgroup") {
+        if (!number(v.c_str(), &n)) return false;
+        o->trace_workgroup = n;
+        return true;
+    }
     if (k == "trace") {
         o->trace = v;
         return true;
@@ -75,7 +82,8 @@ Options &current() {
     static Options o = [] {
         Options fresh;
         fresh.budget = 20000000000ull;  // a kernel that never ends stops some day; 0 removes the limit
-        const char *keys[] = {"mma", "checks", "order", "threads", "budget", "counts", "trace", "cu_count"};
+        const char *keys[] = {"mma",    "checks", "order",           "threads", "budget",
+                              "counts", "trace",  "trace_workgroup", "cu_count"};
         for (const char *k : keys) {
             std::string name = "MOON_EMULATOR_";
             for (const char *c = k; *c; c++) name += char(*c >= 'a' && *c <= 'z' ? *c - 32 : *c);

@@ -1,5 +1,6 @@
 // A code object in executable form: the loaded image, the decoded instructions and the kernels in it.
 #pragma once
+#include "op_use.h"
 #include "wave.h"
 #include <deque>
 #include <map>
@@ -38,6 +39,7 @@ struct Program {
     u64 size = 0;
     std::vector<Section> text;
     std::vector<Op> ops;
+    std::vector<OpUse> uses;            // of each op
     std::vector<i32> op_of_dword;       // by offset/4: index of the op that starts there, else -1
     std::deque<Op> inner;               // plain forms of DPP and SDWA
     std::deque<std::vector<u32>> rows;  // constants, repeated for all lanes

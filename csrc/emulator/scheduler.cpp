@@ -144,17 +144,17 @@ void run_group(Launch &l, Workgroup &g, bool instrument, u64 seed) {
     const size_t n = g.waves.size();
     std::vector<int> order(n);
     for (size_t i = 0; i < n; i++) order[i] = l.options.order == 1 ? int(n - 1 - i) : int(i);
+    const u64 slice = l.options.order == 3 ? l.options.quantum : kSlice;
     std::vector<Stop> state(n, Stop::RUN);
     for (;;) {
         if (l.options.order == 2) shuffle(&order, &seed);
-        bool live = false, waiting = false, moved = false;
+        bool live = false, waiting = false;
         for (int i : order) {
             if (state[size_t(i)] != Stop::RUN) continue;
             Wave &w = *g.waves[size_t(i)];
             w.stop = Stop::RUN;
-            u64 done = instrument ? run_wave<true>(w, kSlice) : run_wave<false>(w, kSlice);
+            u64 done = instrument ? run_wave<true>(w, slice) : run_wave<false>(w, slice);
             u64 total = l.executed.fetch_add(done) + done;
-            moved = true;
             if (w.stop == Stop::FAULT || l.stop) return;
             if (l.options.budget && total > l.options.budget && w.stop != Stop::END) {
                 out_of_budget(l, w);
@@ -174,7 +174,6 @@ void run_group(Launch &l, Workgroup &g, bool instrument, u64 seed) {
             for (Stop &s : state)
                 if (s == Stop::BARRIER) s = Stop::RUN;
         }
-        (void)moved;
     }
 }
 
@@ -203,10 +202,7 @@ void worker(Launch &l, const Packet *packet, const u8 *queue) {
         std::memset(g.lds.data(), 0xff, g.lds.size());
         for (u32 i = 0; i < waves; i++)
             start_wave(*g.waves[i], l, g, int(i), reinterpret_cast<u64>(packet), reinterpret_cast<u64>(queue));
-        if (instrument) {
-            for (u32 i = 0; i < waves; i++) instrument_wave(*g.waves[i]);
-            instrument_group(g, l);
-        }
+        if (instrument) instrument_group(g, l, state);
         run_group(l, g, instrument, l.options.seed ^ mix(index));
         if (instrument) instrument_group_end(g, l);
     }

@@ -33,7 +33,6 @@ struct Program;
 struct Launch;
 struct Workgroup;
 struct CheckState;
-struct CountState;
 struct TraceState;
 
 struct alignas(64) Wave {
@@ -65,7 +64,7 @@ struct alignas(64) Wave {
     u32 scratch_bytes = 0;    // a lane
     MemAccess mem;
     CheckState *check = nullptr;
-    CountState *count = nullptr;
+    struct WorkerState *worker = nullptr;
     TraceState *trace = nullptr;
 
     u64 exec() const { return s[kExec] | u64(s[kExec + 1]) << 32; }
