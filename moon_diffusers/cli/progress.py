@@ -6,6 +6,8 @@ import os
 import warnings
 from typing import Any
 
+import click
+
 __all__ = ["Bar", "quiet_libraries"]
 
 
@@ -15,10 +17,13 @@ class Bar:
     def __init__(self, total_steps: int) -> None:
         from tqdm import tqdm
 
-        self._bar: Any = tqdm(total=total_steps, unit="step", dynamic_ncols=True, leave=False)
+        # disable=None: no bar where the output is not a terminal.
+        self._bar: Any = tqdm(total=total_steps, unit="step", dynamic_ncols=True, leave=False, disable=None)
 
     def run(self, label: str) -> None:
         """A run of the pipeline starts."""
+        if self._bar.disable:
+            click.echo(f"running: {label}", err=True)
         self._bar.set_description(label)
 
     def step(self) -> None:

@@ -72,6 +72,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise GenerateError(f"{name} is {value}; expected at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise GenerateError(f"seed is {self.seed}; expected 0 to 2^63 - 1")
         if not self.prompt.strip():
             raise GenerateError(f"prompt is {self.prompt!r}; expected text")
         if self.fps is not None and not 0 < self.fps <= 240:

@@ -7,9 +7,13 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
+from moon_diffusers.errors import MoonError
 from moon_diffusers.generation.output import write_text
 from moon_diffusers.generation.paired import Outcome
+from moon_diffusers.generation.settings import GenerateError
 from moon_diffusers.quality.frames import side_by_side
 from moon_diffusers.quality.report import jsonable, render_report
 from moon_diffusers.quality.video import write_lossless, write_mp4
@@ -18,9 +22,20 @@ __all__ = ["write_outcome"]
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
-    """Write videos, latents, report.json and report.html of one pair into an existing folder."""
-    from safetensors.torch import save_file
+    """Write videos, latents, report.json and report.html of one pair into an existing folder.
 
+    Raises:
+        GenerateError: something cannot be written, e.g. for want of space.
+    """
+    try:
+        _write(folder, outcome)
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, MoonError):
+            raise
+        raise GenerateError(f"output is {str(folder.parent)!r}: cannot be written: {error}") from error
+
+
+def _write(folder: Path, outcome: Outcome) -> None:
     left, right = outcome.without_kernel.frames, outcome.with_kernel.frames
     assert left is not None and right is not None
     write_mp4(folder / "without_kernel.mp4", left, outcome.fps)

@@ -169,6 +169,7 @@ BAD_INPUT = [
     "no prompt file",
     "no prompt in the file",
     "steps",
+    "seed",
     "fps",
     "factor",
     "share",
@@ -195,6 +196,7 @@ def bad_input(tmp_path: Path, tiny_wan: Path) -> dict[str, tuple[list[object], s
         "no prompt file": (["--prompt-file", tmp_path / "missing.txt"], "prompt_file is"),
         "no prompt in the file": (["--prompt-file", tmp_path / "none.txt"], "holds no prompt"),
         "steps": (["--num-inference-steps", "0"], "num_inference_steps is 0"),
+        "seed": (["--seed", "-1"], "seed is -1"),
         "fps": (["--fps", "0"], "fps is 0"),
         "factor": (["--gate-factor", "0"], "gate_factor is 0"),
         "share": (["--minimum-share", "2"], "minimum_share is 2"),
@@ -231,6 +233,15 @@ def test_unwritable_output_as_any_user(monkeypatch, tmp_path):
     monkeypatch.setattr(output.os, "access", lambda *_: False)
     with pytest.raises(output.GenerateError, match="output is"):
         output.check_output(tmp_path / "run", force=False)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(fast, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("moon_diffusers.generation.write.save_file", full)
+    code, text = run(*fast, "--output", tmp_path / "run")
+    assert code == 2 and "output is" in text and "No space left" in text and list(tmp_path.iterdir()) == []
 
 
 def test_config_file_gives_defaults_and_the_command_line_wins(fast, tmp_path):
