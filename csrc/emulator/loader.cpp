@@ -265,6 +265,7 @@ std::shared_ptr<Program> load_program(const void *data, size_t size, const char 
         if (at < 0) return fail(kBadImage, "the entry of kernel " + k.name + " is not in its code");
         k.first_op = u32(at);
     }
+    *error = 0;
     return p;
 }
 
