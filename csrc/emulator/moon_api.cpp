@@ -47,7 +47,7 @@ std::string report_json(const Launch &l) {
     bool first = true;
     for (const Finding &f : l.findings.list()) {
         char addr[32];
-        snprintf(addr, sizeof(addr), "\"0x%llx\"", (unsigned long long)f.address);
+        snprintf(addr, sizeof(addr), "%llu", (unsigned long long)f.address);
         r += first ? "" : ", ";
         first = false;
         r += "{\"kind\": " + json_string(f.kind) + ", \"severity\": " + json_string(f.severity) +

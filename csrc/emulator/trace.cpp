@@ -1,6 +1,6 @@
 // Traces of one workgroup. PREFIX.json describes the kernel's instructions; PREFIX.wave<N>.bin holds what wavefront N
 // executed, one little-endian record an instruction:
-//   u32 instruction index | u16 LDS bytes | u16 LDS bank passes | u16 line count | u16 0 | u32 lines[line count]
+//   u32 instruction index | u16 LDS bytes | u16 LDS bank passes | u16 line count | u16 fewest passes | u32 lines[line count]
 // A line is a global address divided by 128, its low 32 bits. Files appear under their names when they are complete.
 #include "counts.h"
 #include "hip_state.h"
@@ -45,7 +45,7 @@ void trace_op(TraceState *t, const Wave &w, const OpUse &u, u32 index) {
         case OpKind::SMEM: n = touched_lines(w, lines); break;
         default: break;
     }
-    u16 half[4] = {u16(b.bytes), u16(b.cycles), u16(n), 0};
+    u16 half[4] = {u16(b.bytes), u16(b.cycles), u16(n), u16(b.ideal)};
     size_t at = t->buffer.size();
     t->buffer.resize(at + 12 + 4 * size_t(n));
     std::memcpy(&t->buffer[at], &index, 4);
