@@ -203,6 +203,8 @@ class Watcher(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is scaled_dot_product_attention:
             return kwargs.get("value", args[2] if len(args) > 2 else None)
+        if func is Tensor.unflatten:
+            return torch.unflatten(*args, **kwargs)
         return func(*args, **kwargs)
 
 

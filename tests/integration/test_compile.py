@@ -7,6 +7,7 @@ import torch
 
 from moon_diffusers import MoonAttnProcessor, counters, restore, set_attn_processor
 
+from .test_calls import Watcher
 from .zoo import CASES, qwen_inputs, run, to_bf16, wan_inputs
 
 
@@ -17,8 +18,17 @@ def no_old_graphs():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", ["wan", "wan i2v", "sd3", "qwen image, mask with gaps", "hunyuan video"])
+MODELS = ["wan", "wan i2v", "sd3", "cogview4", "qwen image, mask with gaps", "hunyuan video"]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        *[(name, "eager") for name in MODELS],
+        ("wan", "aot_eager"),
+        *[pytest.param(name, "aot_eager", marks=pytest.mark.slow) for name in MODELS[1:]],
+    ],
+)
 def test_fullgraph(name, backend, kernel):
     case = CASES[name]
     model, inputs = case.make()
@@ -67,6 +77,27 @@ def test_a_mask_is_read_at_run_time_not_at_compile_time(kernel):
         lengths = {key[1] for _, key in kernel.calls}
         assert lengths == {16 + sum(mask)}
         kernel.calls.clear()
+
+
+@pytest.mark.parametrize("name", ["qwen image", "sd3"])
+def test_other_function_modes_still_see_the_call(name, kernel):
+    """Also where the mode and the call are traced together."""
+    model, inputs = CASES[name].make()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def watched(**inputs):
+        with Watcher():
+            return model(**inputs)
+
+    with torch.no_grad():
+        wanted = watched(**inputs)[0]
+        set_attn_processor(model, MoonAttnProcessor())
+        torch._dynamo.reset()
+        assert torch.equal(watched(**inputs)[0], wanted)
+        assert counters.snapshot().num_served == 0
+        with torch.device("cpu"):
+            torch.compile(model, backend="eager", fullgraph=True)(**inputs)
+    assert counters.snapshot().num_served == CASES[name].calls
 
 
 @pytest.mark.slow

@@ -95,10 +95,8 @@ def refusal(
 def function_modes_active() -> bool:
     """Whether code around the model intercepts torch functions, e.g. diffusers' guiders that skip attention scores.
 
-    Such a mode finds the call only if it goes to torch SDPA. While a graph is traced, torch forbids to ask.
+    Such a mode finds the call only if it goes to torch SDPA.
     """
-    if torch.compiler.is_compiling():
-        return False
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(not isinstance(mode, DeviceContext) for mode in modes)
 

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -30,6 +31,9 @@ class RouteSdpa(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is scaled_dot_product_attention:
             return _routed(self.options, *args, **kwargs)
+        if func is Tensor.unflatten:
+            # Under any mode Dynamo cannot trace the method, which calls super(); the function is the same.
+            return torch.unflatten(*args, **kwargs)
         return func(*args, **kwargs)
 
 
