@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from moon_diffusers.errors import ArgumentError, MoonError
@@ -29,16 +29,12 @@ def catalogue() -> dict[str, Maker]:
     """Every subject by a short name; making one may raise MoonError where its code object cannot be had."""
     found: dict[str, Maker] = {}
     for kernel in aiter.KERNELS:
-        found[f"aiter {kernel}"] = lambda kernel=kernel: subjects.aiter_subject(kernel, AITER_SHAPE)  # type: ignore[misc]
+        found[f"aiter {kernel}"] = partial(subjects.aiter_subject, kernel, AITER_SHAPE)
     for rounding in ("rtne", "rtna", "rtz"):
-        found[f"own gfx942 {rounding}"] = lambda rounding=rounding: subjects.own_subject(  # type: ignore[misc]
-            "gfx942", OWN_SHAPE, rounding=rounding
-        )
+        found[f"own gfx942 {rounding}"] = partial(subjects.own_subject, "gfx942", OWN_SHAPE, rounding=rounding)
     for causal in (False, True):
-        label = "causal" if causal else "dense"
-        found[f"own gfx950 {label}"] = lambda causal=causal: subjects.own_subject(  # type: ignore[misc]
-            "gfx950", OWN_SHAPE, causal=causal
-        )
+        name = f"own gfx950 {'causal' if causal else 'dense'}"
+        found[name] = partial(subjects.own_subject, "gfx950", OWN_SHAPE, causal=causal)
     return found
 
 

@@ -28,16 +28,17 @@ class Observation:
     error: str = ""
     executed: int = 0
 
-    def kinds(self) -> dict[tuple[str, int], str]:
+    def kinds(self) -> dict[tuple[str, str], str]:
         """Findings by kind and address, with their severity."""
-        return {(f["kind"], int(f["address"])): f["severity"] for f in self.findings}
+        return {(f["kind"], str(f["address"])): f["severity"] for f in self.findings}
 
 
 class Subject(Protocol):
-    """A kernel with inputs: runs any image of its code object under emulator options."""
+    """A kernel with inputs: runs any image of its code object under emulator options; ``kernels`` are those it launches."""
 
     name: str
     image: bytes
+    kernels: frozenset[str]
 
     def run(self, image: bytes, options: dict[str, str]) -> Observation:
         """Launch and observe; a launch error is observed, not raised."""
@@ -99,7 +100,7 @@ class Baseline:
             caught, detail = "", ""
             if new:
                 (kind, address), severity = min(new.items(), key=lambda item: (item[1] != "error", item[0]))
-                caught, detail = kind, f"{severity} at {address:#x}"
+                caught, detail = kind, f"{severity} at {address}"
             elif seen.error:
                 caught, detail = "launch error", seen.error
             elif self.differs(seen):
@@ -120,5 +121,5 @@ def sample(candidates: Sequence[Mutant], per_operator: int, seed: int = 0) -> li
 
 
 def candidates(subject: Subject) -> list[Mutant]:
-    """Every mutant of a subject's code object."""
-    return mutants(CodeObject(subject.image))
+    """Every mutant of the kernels that a subject launches."""
+    return mutants(CodeObject(subject.image), subject.kernels)

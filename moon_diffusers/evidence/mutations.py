@@ -91,10 +91,10 @@ def _bound_writes(instructions: list[Instruction]) -> set[int]:
     return found
 
 
-def mutants(code: CodeObject) -> list[Mutant]:
-    """Every mutant of every kernel of a code object, in address order; deterministic."""
+def mutants(code: CodeObject, names: frozenset[str]) -> list[Mutant]:
+    """Every mutant of the kernels of these names, in address order; deterministic."""
     found: list[Mutant] = []
-    for kernel in code.kernels:
+    for kernel in (k for k in code.kernels if k.name in names):
         start = kernel.address - code.text_address
         body = code.text[start : start + kernel.size]
         instructions = list(encoding.walk(body))

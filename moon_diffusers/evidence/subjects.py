@@ -58,6 +58,11 @@ class EmulatedSubject:
     calls: list[_Call] = field(default_factory=list)
     options: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def kernels(self) -> frozenset[str]:
+        """The kernels of ``image`` that are launched."""
+        return frozenset(call.name for call in self.calls if call.image is None)
+
     def run(self, image: bytes, options: dict[str, str]) -> Observation:
         """Launch and observe; a launch error is observed, not raised."""
         device = open_emulator(self.arch)
