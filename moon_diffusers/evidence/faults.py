@@ -34,11 +34,15 @@ class Observation:
 
 
 class Subject(Protocol):
-    """A kernel with inputs: runs any image of its code object under emulator options; ``kernels`` are those it launches."""
+    """A kernel with inputs: runs any image of its code object under emulator options."""
 
     name: str
     image: bytes
-    kernels: frozenset[str]
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        """The kernels of ``image`` that are launched."""
+        ...
 
     def run(self, image: bytes, options: dict[str, str]) -> Observation:
         """Launch and observe; a launch error is observed, not raised."""
