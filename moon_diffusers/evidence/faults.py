@@ -28,9 +28,9 @@ class Observation:
     error: str = ""
     executed: int = 0
 
-    def kinds(self) -> dict[tuple[str, str], str]:
+    def kinds(self) -> dict[tuple[str, int], str]:
         """Findings by kind and address, with their severity."""
-        return {(f["kind"], str(f["address"])): f["severity"] for f in self.findings}
+        return {(f["kind"], int(f["address"])): f["severity"] for f in self.findings}
 
 
 class Subject(Protocol):
@@ -104,7 +104,7 @@ class Baseline:
             caught, detail = "", ""
             if new:
                 (kind, address), severity = min(new.items(), key=lambda item: (item[1] != "error", item[0]))
-                caught, detail = kind, f"{severity} at {address}"
+                caught, detail = kind, f"{severity} at {address:#x}"
             elif seen.error:
                 caught, detail = "launch error", seen.error
             elif self.differs(seen):

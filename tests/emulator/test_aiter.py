@@ -66,6 +66,8 @@ def assert_right(device, kernel, shape, kind="normal") -> reference.Errors:
     finite = np.isfinite(lse)
     np.testing.assert_allclose(result.lse[finite], lse[finite], rtol=2e-6, atol=2e-6)
     found = [f for f in result.report["findings"] if f["severity"] == "error"]
+    if has_a_race(kernel, shape):
+        found = [f for f in found if f["kind"] != "lds-race"]
     assert not found, found[:3]
     return errors
 
@@ -117,6 +119,19 @@ def test_infinite_values(emulator, arch):
     result = launch(emulator(arch), aiter.Kernel(arch, "rtne", False), shape, q, k, v)
     out, _ = reference.attention(*(bf16.to_float(x) for x in (q, k, v)))
     assert reference.compare(result.o, out).nonfinite_equal
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+def test_race_between_query_tiles(emulator, order):
+    """A fault of AITER's that the emulator found: it is reported whether or not the bits come out right, and for that
+    kernel alone (`assert_right` wants no error from the others).
+    """
+    kernel, shape = aiter.Kernel("gfx950", "rtne", True), Shape(1, 300, 97, 1, 1)
+    result = launch(emulator("gfx950", order=order), kernel, shape, *inputs(shape))
+    errors = [f for f in result.report["findings"] if f["severity"] == "error"]
+    assert {f["kind"] for f in errors} == {"lds-race"}
+    # One side of the race is always the load of the next Q rows to LDS, the other the transposed read of V.
+    assert {f["mnemonic"] for f in errors} <= {"buffer_load_dwordx4", "ds_read_b64_tr_b16"}
 
 
 @pytest.mark.parametrize("kernel", [aiter.KERNELS[0], aiter.KERNELS[-1]], ids=str)
