@@ -204,7 +204,8 @@ void checks_after(WorkerState &s, Wave &w, const Op &op, const OpUse &u, u32 ind
         mark_pending(c, f, Queue::VM);
         if (c.vm.size() > 63) close_vm(c, 63);
     }
-    if (w.mem.mask && (w.mem.lds || (w.mem.second && op.lds))) checks_lds(s, w, op, u, index);
+    // A direct-to-LDS load whose lanes are all out of range touches no memory, yet writes zeros to LDS.
+    if (u.kind == OpKind::VMEM_LDS ? w.mem.mask2 != 0 : w.mem.mask && w.mem.lds) checks_lds(s, w, op, u, index);
 }
 
 }  // namespace moon

@@ -55,7 +55,7 @@ void instrument_group(Workgroup &g, Launch &l, WorkerState *s) {
 void instrument_before(Wave &w, const Op &op) {
     WorkerState &s = *w.worker;
     u32 index = index_of(w, op);
-    w.mem.mask = 0;
+    w.mem.mask = w.mem.mask2 = 0;
     w.mem.second = false;
     if (s.checks && op.row) checks_before(s, w, op, w.launch->program->uses[index], index);
 }
