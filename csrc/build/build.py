@@ -5,7 +5,7 @@
     python csrc/build/build.py --emulator native   the emulator for this CPU only: quicker
 
 Needs the wheels ziglang, pyelftools and msgpack, and nothing of the system. `MOON_HIPCC=/opt/rocm/bin/hipcc` compiles
-the HIP sources with ROCm's compiler instead.
+the HIP sources with ROCm's compiler instead. `MOON_BUILD_CACHE=DIR` lets several checkouts share what they built.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,23 @@ class Cache:
         write_atomically(self.path, json.dumps(self.keys, indent=1))
 
 
+def shared(key: str, output: Path, make: Callable[[Path], None]) -> None:
+    """Make `output`, or take it from the folder `MOON_BUILD_CACHE`, where checkouts share what they built under a key."""
+    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
+    folder = os.environ.get("MOON_BUILD_CACHE")
+    kept = Path(folder) / key if folder else None
+    if kept is not None and kept.exists():
+        shutil.copyfile(kept, temporary)
+    else:
+        make(temporary)
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            fresh = kept.with_name(f"{key}.{os.getpid()}.tmp")
+            shutil.copyfile(temporary, fresh)
+            fresh.replace(kept)
+    temporary.replace(output)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write to a temporary name, then rename, so that nobody reads half a file."""
     temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
@@ -79,11 +98,16 @@ def build_code_object(target: targets.CodeObject, output: Path, cache: Cache, bu
     )
     if not cache.fresh(target.file, key):
         start = time.monotonic()
-        temporary = output / f"{target.file}.{os.getpid()}.tmp"
-        compiler.compile_hip(target.source, target.arch, flags, temporary)
-        temporary.replace(output / target.file)
+        shared(key, output / target.file, lambda path: compiler.compile_hip(target.source, target.arch, flags, path))
         print(f"  {target.file}  {time.monotonic() - start:.1f} s", flush=True)
     built[target.file] = key
+
+
+def compile_host_file(source: Path, folder: Path, cpu: str, output: Path) -> None:
+    """One C++ file to an object; its key holds all headers of its folder."""
+    headers = "".join(digest(header) for header in sorted(folder.glob("**/*.h")))
+    key = digest(toolchain.PinnedClang().version, " ".join(targets.HOST_FLAGS), cpu, headers, source)
+    shared(key, output, lambda path: toolchain.compile_cxx(source, cpu, targets.HOST_FLAGS, path))
 
 
 def build_host_library(
@@ -97,14 +121,12 @@ def build_host_library(
         with tempfile.TemporaryDirectory() as scratch:
             objects = [Path(scratch) / f"{i}-{source.stem}.o" for i, source in enumerate(sources)]
             jobs = [
-                pool.submit(toolchain.compile_cxx, source, cpu, targets.HOST_FLAGS, obj)
+                pool.submit(compile_host_file, source, folder, cpu, obj)
                 for source, obj in zip(sources, objects, strict=True)
             ]
             for job in jobs:
                 job.result()
-            temporary = output / f"{file}.{os.getpid()}.tmp"
-            toolchain.link_shared(objects, temporary)
-            temporary.replace(output / file)
+            shared(key, output / file, lambda path: toolchain.link_shared(objects, path))
         print(f"  {file}  {time.monotonic() - start:.1f} s", flush=True)
     built[file] = key
 
