@@ -93,14 +93,14 @@ std::string disassemble_json(const void *image, size_t size, int *error, std::st
         bool first = true;
         for (size_t i = k.first_op; i < p->ops.size() && p->ops[i].address < end; i++) {
             const Op &op = p->ops[i];
-            char name[96], head[256];
+            char name[96], head[384];
             mnemonic(op, name, sizeof(name));
             i64 target = op.target >= 0 ? i64(p->ops[size_t(op.target)].address) : -1;
             snprintf(head, sizeof(head),
-                     "%s{\"address\": %u, \"size\": %d, \"mnemonic\": \"%s\", \"class\": \"%s\", \"target\": %lld, "
-                     "\"text\": ",
+                     "%s{\"address\": %u, \"size\": %d, \"mnemonic\": \"%s\", \"class\": \"%s\", \"kind\": \"%s\", "
+                     "\"target\": %lld, \"text\": ",
                      first ? "" : ", ", op.address, op.size, name, op.row ? class_name(op.row->cls) : "unknown",
-                     (long long)target);
+                     kind_name(p->uses[i].kind), (long long)target);
             first = false;
             r += head + json_string(op_text(op)) + "}";
         }

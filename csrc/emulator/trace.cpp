@@ -1,6 +1,7 @@
 // Traces of one workgroup. PREFIX.json describes the kernel's instructions; PREFIX.wave<N>.bin holds what wavefront N
 // executed, one little-endian record an instruction:
-//   u32 instruction index | u16 LDS bytes | u16 LDS bank passes | u16 line count | u16 fewest passes | u32 lines[line count]
+//   u32 instruction index | u16 LDS bytes | u16 LDS bank passes | u16 line count | u16 fewest passes | u32 lines[line
+//   count]
 // A line is a global address divided by 128, its low 32 bits. Files appear under their names when they are complete.
 #include "counts.h"
 #include "hip_state.h"

@@ -24,6 +24,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("moon_diffusers.cli.doctor:doctor", "Say what this machine is and which kernels would run on it."),
     "plan": ("moon_diffusers.cli.plan:plan", "Say what would be launched for a shape, without launching it."),
     "bench": ("moon_diffusers.cli.bench:bench", "Time attention kernels side by side on this machine's GPU."),
+    "disassemble": ("moon_diffusers.cli.disassemble:disassemble", "Disassemble a code object or one of its kernels."),
+    "profile": (
+        "moon_diffusers.cli.profile:profile",
+        "Count what a kernel executes in the emulator; find its hot loop.",
+    ),
+    "trace": (
+        "moon_diffusers.cli.trace:trace",
+        "Write what each wavefront of a workgroup executes, for a timing model.",
+    ),
+    "emulator-speed": ("moon_diffusers.cli.emulator_speed:emulator_speed", "Time the emulator itself."),
 }
 
 

@@ -284,9 +284,17 @@ class Hip:
         return (self._library.moonEmuReport() or b"").decode()
 
     def disassemble(self, image: bytes) -> str:
-        """JSON list of the decoded instructions of a code object, by the emulator's decoder."""
+        """JSON list of the decoded instructions of a code object, by the emulator's decoder.
+
+        Raises:
+            LibraryError: this is not the emulator.
+            HipError: the image cannot be loaded.
+        """
         self._require_emulator("moonEmuDisassemble")
-        return (self._library.moonEmuDisassemble(image, len(image)) or b"").decode()
+        text = self._library.moonEmuDisassemble(image, len(image))
+        if text is None:
+            self.check("moonEmuDisassemble", self._library.hipGetLastError())
+        return (text or b"").decode()
 
     def _require_emulator(self, function: str) -> None:
         if not self.is_emulator:
