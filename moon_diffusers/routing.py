@@ -25,6 +25,8 @@ class KernelSpec:
         rows: query rows a workgroup computes.
         alignment: bytes that tensors' addresses and strides must be multiples of.
         row_strides: smallest and largest stride, in elements, of the rows of k and v.
+        features: what it honours beyond dense attention, of `FEATURES`.
+        requires: those without which it cannot run.
         scales: smallest and largest softmax_scale.
         grid: how workgroups are numbered, see `planning`.
         value_prepass, merge: names of the kernels that must run before and after it, empty for none.
@@ -47,6 +49,7 @@ class KernelSpec:
     scales: tuple[float, float] = (-math.inf, math.inf)
     grid: str = "rows_heads_batch"
     features: frozenset[str] = frozenset()
+    requires: frozenset[str] = frozenset()
     value_prepass: str = ""
     merge: str = ""
 
@@ -149,10 +152,11 @@ def route(problem: Problem, target: Target) -> Route | Fallback:
         if not candidates:
             return Fallback(f"no {target.arch} kernel rescales by {problem.rescale}")
     needed = needed_features(problem)
-    able = [kernel for kernel in candidates if needed <= kernel.features]
+    able = [kernel for kernel in candidates if kernel.requires <= needed <= kernel.features]
     if not able:
         missing = min((needed - kernel.features for kernel in candidates), key=len)
-        return Fallback(f"no {target.arch} kernel for {', '.join(sorted(missing))}")
+        text = ", ".join(sorted(missing)) or "dense calls"
+        return Fallback(f"no {target.arch} kernel for {text}")
     aligned = [kernel for kernel in able if problem.alignment % kernel.alignment == 0]
     if not aligned:
         return Fallback(f"tensors aligned to {problem.alignment} bytes only", problem.shape_text())

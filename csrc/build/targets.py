@@ -116,7 +116,12 @@ def cdna4() -> tuple[CodeObject, ...]:
     }
     forward = (
         Kernel("moon_attention_cdna4", "forward", "cdna4", {**tuned, "features": features}),
-        Kernel("moon_attention_cdna4_paged", "forward", "cdna4", {**tuned, "features": [*features, "paged"]}),
+        Kernel(
+            "moon_attention_cdna4_paged",
+            "forward",
+            "cdna4",
+            {**tuned, "features": [*features, "paged"], "requires": ["paged"]},
+        ),
     )
     folder = KERNELS / "gfx950"
     return (

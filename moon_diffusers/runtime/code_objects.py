@@ -178,6 +178,7 @@ def _kernel(entry: dict[str, Any], arch: str, layouts: dict[str, Layout]) -> Ker
         scales=(least_scale, most_scale),
         grid=variant.get("grid", "rows_heads_batch"),
         features=frozenset(variant.get("features", ())),
+        requires=frozenset(variant.get("requires", ())),
         value_prepass=variant.get("value_prepass", ""),
         merge=variant.get("merge", ""),
     )

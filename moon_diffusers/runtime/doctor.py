@@ -253,6 +253,7 @@ def _tested(device: Device, chosen: Route) -> str:
 def typical(kernel: KernelSpec) -> Problem:
     """A call that `kernel` is made for: one head of 480p video self-attention."""
     strides = (32760 * HEAD_DIM, HEAD_DIM, HEAD_DIM)
+    paged = "paged" in kernel.requires
     return Problem(
         batch=1,
         num_heads=1,
@@ -268,6 +269,9 @@ def typical(kernel: KernelSpec) -> Problem:
         softmax_scale=HEAD_DIM**-0.5,
         rounding=kernel.rounding,
         rescale=kernel.rescale,
+        has_seqlens_k=paged,
+        page_size=64 if paged else 0,
+        block_table_stride=512 if paged else 0,
     )
 
 

@@ -12,8 +12,8 @@ import moon_diffusers
 from moon_diffusers import counters, ops
 from moon_diffusers.errors import ArgumentError, StrictError
 from moon_diffusers.planning import plan
-from moon_diffusers.routing import Route
-from moon_diffusers.runtime import device, doctor, selftest
+from moon_diffusers.routing import Target, route
+from moon_diffusers.runtime import device, doctor, selftest, selftest_cases
 from moon_diffusers.runtime.memory import staging
 
 from .helpers import bhsd, reference, relative, visible
@@ -171,7 +171,7 @@ def test_environment_and_work_limit(monkeypatch):
 
 
 def test_hours_are_refused_by_default():
-    q = torch.zeros(1, 1, 12, 128, dtype=torch.bfloat16).expand(1, 32760, 12, 128)
+    q = torch.zeros(1, 1, 40, 128, dtype=torch.bfloat16).expand(1, 2**18, 40, 128)
     with moon_diffusers.emulate("gfx942"), pytest.raises(StrictError, match="too much work for the emulator"):
         moon_diffusers.attention(q, q, q, strict=True)
 
@@ -208,9 +208,9 @@ def test_threads():
 def test_streams():
     """Several launches in flight on streams of their own share nothing."""
     opened = device.open_emulated("gfx942")
-    route = Route(next(kernel for kernel in opened.kernels if kernel.role == "forward" and kernel.rounding == "rtne"))
-    problem = selftest.problems(route)[0]
-    prepared = opened.prepare(plan(problem, route, opened.info))
+    problem = selftest_cases.cases(opened.kernels[0])[0].problem
+    launches = plan(problem, route(problem, Target("gfx942", opened.kernels)), opened.info)
+    prepared = opened.prepare(launches)
     from moon_diffusers.dispatch import _host
 
     sets = []
@@ -225,6 +225,7 @@ def test_streams():
             named = {"q": q, "k": k, "v": v}
             here = {name: stage.upload(_host(tensor)) for name, tensor in named.items()}
             here |= {"o": stage.output(_host(out)), "lse": stage.output(_host(lse))}
+            here["workspace"] = stage.allocate(launches.workspace_bytes)
             addresses.append(here)
         for stream, here in zip(streams, addresses, strict=True):
             prepared(stream, here)
@@ -241,18 +242,34 @@ def test_streams():
         torch.testing.assert_close(lse.double(), expected_lse, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_selftest_on_the_emulator(monkeypatch, rounding):
+def forward_routes(arch):
+    """Every forward kernel of an architecture, each with its helpers as routing would choose them."""
+    opened = device.open_emulated(arch)
+    for kernel in opened.kernels:
+        if kernel.role == "forward":
+            others = tuple(other for other in opened.kernels if other.role != "forward")
+            problem = selftest_cases.cases(kernel)[0].problem
+            yield opened, route(problem, Target(arch, (kernel, *others)))
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_selftest_of_every_kernel(monkeypatch, arch):
     monkeypatch.setenv("MOON_SELFTEST", "force")
-    opened = device.open_emulated("gfx942")
-    fresh = device.Device(opened.hip, opened.ordinal, opened.manifest)
-    route = Route(
-        next(k for k in fresh.kernels if k.role == "forward" and k.rounding == rounding and k.family == "general")
-    )
-    outcome = selftest.run(fresh, route)
-    assert outcome.passed and 1e-4 < outcome.error < TOLERANCE[rounding], outcome.line()
-    assert selftest.ensure(fresh, route)
+    for opened, chosen in forward_routes(arch):
+        fresh = device.Device(opened.hip, opened.ordinal, opened.manifest)
+        outcome = selftest.run(fresh, chosen)
+        assert outcome.passed and 1e-4 < outcome.error < TOLERANCE[chosen.forward.rounding], outcome.line()
+        assert selftest.ensure(fresh, chosen)
     assert not selftest.cache_file().exists()
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_selftests_launch_everything_that_was_built(arch):
+    launched = set()
+    for opened, chosen in forward_routes(arch):
+        for case in selftest_cases.cases(chosen.forward):
+            launched |= {launch.kernel.name for launch in plan(case.problem, chosen, opened.info).launches}
+    assert launched == {kernel.name for kernel in opened.kernels}
 
 
 def test_doctor_sees_both_emulated_devices():

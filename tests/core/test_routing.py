@@ -80,6 +80,13 @@ def test_a_feature_must_be_declared(feature):
     assert name(PROBLEM, target(KERNEL, able)) == "plain"
 
 
+def test_a_kernel_that_requires_a_feature_serves_nothing_else():
+    paged = replace(KERNEL, name="paged", features=frozenset({"paged", "lse"}), requires=frozenset({"paged"}))
+    assert reason(PROBLEM, target(paged)) == "no gfx942 kernel for dense calls"
+    assert name(PROBLEM, target(paged, KERNEL)) == "plain"
+    assert name(replace(PROBLEM, page_size=64, return_lse=True), target(paged, KERNEL)) == "paged"
+
+
 @pytest.mark.parametrize(
     "change, expected",
     [

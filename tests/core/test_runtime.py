@@ -16,10 +16,12 @@ import moon_diffusers
 from moon_diffusers.errors import CodeObjectError, HipError, LibraryError, PlanError
 from moon_diffusers.planning import Launch, Pointer, plan
 from moon_diffusers.routing import Route, Target, route
-from moon_diffusers.runtime import code_objects, device, hip, launcher, library, memory, selftest
+from moon_diffusers.runtime import code_objects, device, hip, launcher, library, memory, selftest, selftest_cases
 
 from .conftest import NOTHING, REFUSE, WRONG, write_manifest
 
+#: Problems of a self-test of the fake kernels: ragged, long, masked.
+CASES = 3
 PACKAGE = Path(moon_diffusers.__file__).parent
 
 
@@ -202,7 +204,7 @@ def test_code_object_is_loaded_once_by_many_threads(fake, monkeypatch):
 
 def test_arguments_are_packed_by_name(fake):
     opened = open_fake(fake)
-    problem = selftest.problems(forward(opened))[0]
+    problem = selftest_cases.cases(forward(opened).forward)[0].problem
     launch = plan(problem, forward(opened), opened.info).launches[0]
     layout = opened.manifest.layouts["forward"]
     data, pointers = launcher.pack(launch, layout)
@@ -246,7 +248,7 @@ def test_launches_that_hip_would_hang_on_are_refused(fake, grid, dynamic_lds, me
 
 def test_launch_errors_name_the_kernel(fake):
     opened = open_fake(fake)
-    problem = selftest.problems(forward(opened))[0]
+    problem = selftest_cases.cases(forward(opened).forward)[0].problem
     prepared = opened.prepare(plan(problem, forward(opened), opened.info))
     fake.mode(REFUSE)
     with pytest.raises(HipError, match="launch of fake_rtne: hipErrorInvalidValue"):
@@ -281,17 +283,17 @@ def test_selftest_passes_once_and_is_remembered(fake, monkeypatch):
     opened = open_fake(fake)
     before = fake.launches
     assert selftest.ensure(opened, forward(opened))
-    assert fake.launches == before + 2
+    assert fake.launches == before + CASES
     assert selftest.ensure(opened, forward(opened))
-    assert fake.launches == before + 2
+    assert fake.launches == before + CASES
     again = device.Device(opened.hip, 0, opened.manifest)
     assert selftest.ensure(again, forward(again))
-    assert fake.launches == before + 2
+    assert fake.launches == before + CASES
     # Another driver is another story.
     other = device.Device(opened.hip, 0, opened.manifest)
     other.info = replace(other.info, driver_version=1)
     assert selftest.ensure(other, forward(other))
-    assert fake.launches == before + 4
+    assert fake.launches == before + 2 * CASES
     entries = json.loads(selftest.cache_file().read_text())
     assert len(entries) == 2 and all(entry["passed"] for entry in entries.values())
 
@@ -305,7 +307,7 @@ def test_selftest_failure_is_loud_and_not_remembered(fake, mode):
     assert "Fake MI300X" in str(record[0].message)
     assert opened.disabled == {"fake_rtne"}
     assert not selftest.cache_file().exists()
-    problem = selftest.problems(forward(opened))[0]
+    problem = selftest_cases.cases(forward(opened).forward)[0].problem
     refused = route(problem, Target("gfx942", opened.kernels, opened.disabled))
     assert refused.reason == "the kernel failed its self-test on this device"
 
@@ -323,7 +325,7 @@ def test_damaged_cache_is_ignored(fake):
     opened = open_fake(fake)
     before = fake.launches
     assert selftest.ensure(opened, forward(opened))
-    assert fake.launches == before + 2
+    assert fake.launches == before + CASES
 
 
 def test_hash_of_the_code_object_is_part_of_the_key(fake):
