@@ -92,9 +92,11 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
     __builtin_amdgcn_s_waitcnt(0);
     barrier();
     if (group_b) barrier();  // half an iteration behind
+    set_priority<3>();
 #pragma unroll
     for (i32 i = 0; i < kKeyRing; i++) prefetch_key(keys, q, lds, i);
     multiply_qk(s, q, keys, lds);
+    set_priority<0>();
 
     const i32 last = work.tiles - 1;
     i32 tile = 0;
@@ -112,6 +114,7 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
     }
     softmax_phase(last, true);
     if (!group_b) barrier();  // B's first was one more
+    set_priority<3>();
     multiply_pv(o, p, values, between_halves, [](i32) {});
 
 #pragma unroll
