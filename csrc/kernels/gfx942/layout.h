@@ -68,6 +68,14 @@ struct Work {
     i32 diagonal;     // row r sees the keys below r + diagonal
 };
 
+// row * stride in 64 bits. Left to the compiler, the product's upper half becomes a multiply-add that reads a register
+// nobody wrote; harmless, but no check could then tell it from a mistake.
+__device__ __forceinline__ u64 row_offset(i32 row, i64 stride) {
+    u32 upper = (u32)row * (u32)((u64)stride >> 32);
+    opaque(upper);
+    return (u64)(u32)row * (u32)stride + ((u64)upper << 32);
+}
+
 // Consecutive workgroups go to consecutive dies. Give each die a run of consecutive blocks, so that the blocks that
 // read the same K and V share an L2.
 __device__ __forceinline__ u32 gather_by_die(u32 index, u32 count, u32 dies) {

@@ -92,7 +92,7 @@ __device__ __forceinline__ void load_queries(Queries &q, const Work &work, i64 s
     for (i32 t = 0; t < kTiles; t++) {
         i32 row = first_row + 16 * t + (i32)lane.column();
         row = row < work.rows ? row : work.rows - 1;
-        const Global *from = work.q + (u64)(u32)row * (u64)(2 * stride_row) + lane.dims();
+        const Global *from = work.q + row_offset(row, 2 * stride_row) + lane.dims();
         u32x2 chunk[kChunks];
 #pragma unroll
         for (i32 c = 0; c < kChunks; c++) {

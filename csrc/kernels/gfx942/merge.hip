@@ -25,10 +25,11 @@ __device__ __forceinline__ void merge(const Cdna3MergeArgs &a) {
     const i32 row = (i32)(block % blocks_per_head) * kRows + row_in_block, part = (i32)(thread % kThreadsPerRow);
     if (row >= a.seqlen_q) return;
 
-    const i64 first = (i64)split_block * a.num_splits * kRows + row_in_block;
-    const MOON_GLOBAL f32 *stats = reinterpret_cast<const MOON_GLOBAL f32 *>(a.partial_stats) + 2 * first;
+    // A split launch has at most some ten thousand workgroups: 32 bits number their rows.
+    const u32 first = split_block * (u32)a.num_splits * kRows + (u32)row_in_block;
+    const MOON_GLOBAL f32 *stats = reinterpret_cast<const MOON_GLOBAL f32 *>(a.partial_stats) + 2 * (u64)first;
     const MOON_GLOBAL f32x4 *partial =
-        reinterpret_cast<const MOON_GLOBAL f32x4 *>(a.partial_o) + kThreadsPerRow * first + part;
+        reinterpret_cast<const MOON_GLOBAL f32x4 *>(a.partial_o) + kThreadsPerRow * (u64)first + part;
     f32 reference = -kMaxF32;
     for (i32 i = 0; i < a.num_splits; i++) {
         const i64 at = 2 * (i64)i * kRows;
@@ -52,7 +53,7 @@ __device__ __forceinline__ void merge(const Cdna3MergeArgs &a) {
         lse[batch * a.lse_stride_batch + head * a.lse_stride_head + row] = log_sum(-reference, sum);
     }
     MOON_GLOBAL u16 *out = reinterpret_cast<MOON_GLOBAL u16 *>(a.o) + batch * a.o_stride_batch +
-                           head * a.o_stride_head + row * a.o_stride_row + 4 * part;
+                           head * a.o_stride_head + (i64)row_offset(row, a.o_stride_row) + 4 * part;
     reinterpret_cast<MOON_GLOBAL Words2 *>(out)->value = round_four<mode>(o * reciprocal(sum));
 }
 

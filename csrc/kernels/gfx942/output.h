@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_rows(const Cdna3Args &a, const Work &work,
     }
     if (work.lse && lane.group() == 0) work.lse[row] = log_sum(shift, sum);
     const f32 inverse = reciprocal(sum);
-    Global *out = work.o + (i64)row * (2 * a.o_stride_row) + 8 * lane.group();
+    Global *out = work.o + row_offset(row, 2 * a.o_stride_row) + 8 * lane.group();
 #pragma unroll
     for (i32 c = 0; c < kChunks; c++)
         reinterpret_cast<MOON_GLOBAL Words2 *>(out + 32 * c)->value = round_four<mode>(o[c] * inverse);
@@ -67,7 +67,7 @@ __device__ __forceinline__ void store_nothing(const Cdna3Args &a, const Work &wo
     }
     for (i32 i = (i32)thread; i < work.rows * (kHeadDim / 4); i += kThreads) {
         const i32 row = i / (kHeadDim / 4), part = i % (kHeadDim / 4);
-        reinterpret_cast<MOON_GLOBAL Words2 *>(work.o + (i64)row * (2 * a.o_stride_row) + 8 * part)->value =
+        reinterpret_cast<MOON_GLOBAL Words2 *>(work.o + row_offset(row, 2 * a.o_stride_row) + 8 * part)->value =
             u32x2{0, 0};
         if (work.lse && part == 0) work.lse[row] = -__builtin_inff();
     }
