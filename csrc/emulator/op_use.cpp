@@ -87,6 +87,12 @@ void memory_use(const Op &op, OpUse *u, Builder &b) {
     if ((!store && !atomic && !op.lds) || (atomic && op.sc0)) b.vwrite(r.enc == Enc::MUBUF ? op.data : op.dst, n);
 }
 
+bool packed_f32(const Row &r) {
+    for (const char *name : {"v_pk_fma_f32", "v_pk_mul_f32", "v_pk_add_f32"})
+        if (std::strcmp(r.name, name) == 0) return true;
+    return false;
+}
+
 }  // namespace
 
 OpUse describe_use(const Op &op, u8 arch) {
@@ -147,7 +153,13 @@ OpUse describe_use(const Op &op, u8 arch) {
     for (int k = 0; k < 3; k++) {
         if (r.cls == Class::MFMA && k == 2 && !(r.flags & SMFMAC) && op.src[2].kind == Kind::VGPR)
             u.accumulator = i8(u.vreads);
-        b.source(op.src[k]);
+        // Packed fp32: both results may take the same half of the pair, and the other half is then not read.
+        const Operand &o = op.src[k];
+        const bool low = op.opsel >> k & 1, high = op.opsel_hi >> k & 1;
+        if (packed_f32(r) && o.kind == Kind::VGPR && low == high)
+            b.vread(o.index + (low ? 1 : 0), 1);
+        else
+            b.source(o);
     }
     u32 n = u32(op.dst_dwords);
     if (r.flags & SMFMAC) u.accumulator = i8(u.vreads);
