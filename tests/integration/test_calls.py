@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import diffusers
 import pytest
 import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
@@ -228,6 +229,8 @@ def test_layer_skipping_guiders_work_on_a_routed_model(what, name, kernel):
 
     from .zoo import CASES, run
 
+    if name == "qwen image" and diffusers.__version__ < "0.36":
+        pytest.skip("this diffusers skips no layers of this model")
     plain, inputs = CASES[name].make()
     routed, _ = CASES[name].make()
     untouched = run(plain, inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import diffusers
 import pytest
 import torch
 
@@ -66,6 +67,8 @@ def test_dynamic_shapes(kernel):
 
 
 def test_a_mask_is_read_at_run_time_not_at_compile_time(kernel):
+    if diffusers.__version__ < "0.37":
+        pytest.skip("this diffusers hands the model's attention no mask")
     model, _ = CASES["qwen image"].make()
     set_attn_processor(model, MoonAttnProcessor())
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

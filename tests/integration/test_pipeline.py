@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 
+import diffusers
 import numpy as np
 import pytest
 import torch
@@ -165,6 +166,8 @@ def test_compiled_wrappers(kernel):
 def test_group_offload(first, kernel):
     from diffusers.hooks import apply_group_offloading
 
+    if diffusers.__version__ < "0.37":
+        pytest.skip("this diffusers offloads from accelerators only")
     model, inputs = zoo.CASES["sd3"].make()
     plain = zoo.run(model, inputs)
     cpu = torch.device("cpu")
