@@ -4,7 +4,8 @@
 
 The launch function is replaced by a C function that returns at once, called with the same arguments through the same
 binding, and tensors' addresses are passed as they are, as on a device of their own. So this is the host's part of a call
-on a real GPU, without the driver's. Prints microseconds a call: the median over repeats and their range.
+on a real GPU, without the driver's. Prints microseconds of this thread's processor time a call, so that other load counts little: the median over repeats and
+their range.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def measure(call: Callable[[], object], calls: int, repeats: int) -> tuple[float
         call()
     figures = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.thread_time()
         for _ in range(calls):
             call()
-        figures.append((time.perf_counter() - start) / calls * 1e6)
+        figures.append((time.thread_time() - start) / calls * 1e6)
     return statistics.median(figures), min(figures), max(figures)
 
 
@@ -66,8 +67,8 @@ def main() -> int:
             dispatch._sessions[placement] = dispatch.Session(opened, staged=False, suffix=", nothing launched")
             q, k, v = (torch.zeros(1, 16, 12, 128, dtype=torch.bfloat16) for _ in range(3))
             moon_diffusers.attention(q, k, v, strict=True)
-            if launches != 1:
-                raise MoonError(f"expected 1 launch, saw {launches}")
+            if launches == 0:
+                raise MoonError("the call ended in no launch: nothing to measure")
             nothing.restype = ctypes.c_int
             opened.hip.launch_kernel = lambda *arguments: nothing(*arguments) * 0
 
@@ -81,6 +82,7 @@ def main() -> int:
                         q[:, :1, :1], k[:, :1, :1], v[:, :1, :1]
                     ),
                 }
+                print(f"{args.arch}: {launches} launches a call")
                 print(f"{'host microseconds a call':38} {'median':>8} {'least':>8} {'most':>8}")
                 for name, call in rows.items():
                     print(f"{name:38} " + " ".join(f"{x:8.1f}" for x in measure(call, args.calls, args.repeats)))

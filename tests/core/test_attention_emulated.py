@@ -119,6 +119,21 @@ def test_strides_past_two_gibi_elements():
     assert relative(run(q, far, v), reference(q, k, v)[0]) <= 3e-3
 
 
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("strides", [(2**31 + 128, 65 * 128), (2 * 65 * 128, 2**31 + 2048)], ids=["batch", "head"])
+def test_batch_and_head_strides_past_four_gibi_bytes(arch, strides):
+    tensors = bhsd(2, 2, 2, 65, 65)
+    expected, _ = reference(*tensors)
+    for position in range(3):
+        moved = list(tensors)
+        storage = torch.empty(strides[0] + strides[1] + 65 * 128, dtype=torch.bfloat16)
+        moved[position] = storage.as_strided((2, 2, 65, 128), (*strides, 128, 1))
+        moved[position].copy_(tensors[position])
+        with moon_diffusers.emulate(arch):
+            out = moon_diffusers.attention(*moved, layout="bhsd", strict=True)
+        assert relative(out, expected) <= 3e-3
+
+
 def test_same_bits_again_and_in_any_batch():
     q, k, v = bhsd(2, 3, 3, 150, 200)
     out = run(q, k, v)

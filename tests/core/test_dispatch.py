@@ -1,5 +1,6 @@
 """The whole corridor, tensors to launch and back, against the fake library."""
 
+import contextlib
 import os
 import threading
 import warnings
@@ -10,6 +11,7 @@ import torch
 import moon_diffusers
 from moon_diffusers import adapt, counters, dispatch, ops
 from moon_diffusers.errors import ArgumentError, HipError, LibraryError, StrictError
+from moon_diffusers.request import Request
 from moon_diffusers.runtime import device
 from moon_diffusers.runtime.memory import staging
 
@@ -422,3 +424,61 @@ def test_huge_sparse_views_are_copied_by_rows(fake, monkeypatch):
     assert relative(out.transpose(1, 2), reference(q, k, v)[0]) < 3e-3
     assert sorted(copies) == [256] * 4 + [1024] * 2
     assert served() == 2
+
+
+class DeviceTensor:
+    """What the direct path needs of a tensor on a ROCm device, which no machine here has."""
+
+    def __init__(self, tensor, index=1):
+        self.tensor, self.device = tensor, torch.device("cuda", index)
+
+    def data_ptr(self):
+        return self.tensor.data_ptr()
+
+
+@pytest.mark.parametrize("current", [1, 0])
+def test_device_tensors_go_by_address_on_torchs_stream(fake, monkeypatch, current):
+    session = dispatch.Session(device.open_real(), staged=False)
+    q, k, v = bhsd(2, 2, 2, 9, 11)
+    ready = session.ready(q, k, v, None, Request("bhsd", None, False, "rtne", "auto", False))
+    switched = []
+
+    @contextlib.contextmanager
+    def switch(index):
+        switched.append(index)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device", switch)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7000 + index, raising=False)
+    monkeypatch.setattr(session.device.hip, "malloc", lambda size: pytest.fail("copied"))
+    out = torch.empty_like(q)
+    session._run(ready, {name: DeviceTensor(t) for name, t in (("q", q), ("k", k), ("v", v))}, DeviceTensor(out), None)
+    assert relative(out, reference(q, k, v)[0]) < 3e-3
+    assert fake.library.fakeStream() == 7001
+    assert switched == ([] if current == 1 else [1])
+
+
+def test_torch_without_rocm_falls_back_by_name():
+    refused = dispatch._session(torch.device("cuda", 0))
+    assert refused.reason == "cuda tensors in a torch without ROCm"
+    assert dispatch._session(torch.device("meta")).reason == "meta tensors"
+
+
+def test_rocm_torch_opens_its_own_library(fake, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "7.2.0")
+    session = dispatch._session(torch.device("cuda", 0))
+    assert not session.staged and session.suffix == "" and session.device.info.arch == "gfx942"
+    assert dispatch._session(torch.device("cuda", 3)).reason == "no usable kernels or HIP library"
+
+
+def test_first_use_inside_a_graph_capture_waits(fake, monkeypatch):
+    session = dispatch.Session(device.open_real(), staged=False)
+    q, k, v = bhsd(1, 1, 1, 4, 4)
+    request = Request("bhsd", None, False, "rtne", "auto", False)
+    monkeypatch.setattr(dispatch, "_capturing", lambda: True)
+    assert "graph capture" in session.ready(q, k, v, None, request).reason
+    monkeypatch.setattr(dispatch, "_capturing", lambda: False)
+    assert session.ready(q, k, v, None, request).label == "gfx942 rtne"
+    monkeypatch.setattr(dispatch, "_capturing", lambda: True)
+    assert session.ready(*bhsd(1, 1, 1, 4, 5), None, request).label == "gfx942 rtne"
