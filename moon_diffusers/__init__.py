@@ -62,7 +62,9 @@ install_import_hook()
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
+        # Kept, so that only the first use pays for looking it up.
+        value = globals()[name] = getattr(importlib.import_module(_PUBLIC[name]), name)
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

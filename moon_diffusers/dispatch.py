@@ -177,7 +177,9 @@ class Session:
             self._run_direct(ready, inputs, results)
 
     def _run_direct(self, ready: Ready, inputs: dict[str, Tensor], results: dict[str, Tensor]) -> None:
-        addresses = {name: tensor.data_ptr() for name, tensor in (inputs | results).items()}
+        addresses = {name: tensor.data_ptr() for name, tensor in inputs.items()}
+        for name, tensor in results.items():
+            addresses[name] = tensor.data_ptr()
         device = results["o"].device
         if ready.prepared.workspace_bytes:
             # Torch's allocator gives it back in stream order, so it may die before the kernel has run.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import ops
 from .errors import ArgumentError
-from .problem import HEAD_DIM, LAYOUTS, RESCALES, ROUNDINGS, check_choice
+from .problem import HEAD_DIM, LAYOUTS, check_choice
 
 
 @overload
@@ -91,21 +91,23 @@ def attention(
         _check_seqlens_k(seqlens_k, q)
     check_choice("layout", layout, LAYOUTS)
     _check_tensors(q, k, v, layout)
-    check_choice("rounding", rounding, ROUNDINGS)
-    check_choice("rescale", rescale, RESCALES)
-    return ops.attention(
+    return ops.routed(
         q,
         k,
         v,
-        layout=layout,
-        rounding=rounding,
-        softmax_scale=softmax_scale,
-        return_lse=return_lse,
-        causal=causal,
-        seqlens_k=seqlens_k,
-        rescale=rescale,
-        strict=strict,
-        batch_invariant=batch_invariant,
+        seqlens_k,
+        None,
+        softmax_scale,
+        layout,
+        causal,
+        rounding,
+        rescale,
+        strict,
+        "",
+        "",
+        HEAD_DIM,
+        batch_invariant,
+        return_lse,
     )
 
 

@@ -138,13 +138,51 @@ def attention(
         ArgumentError: shapes that do not fit together, or an unknown choice.
         StrictError: strict, and the kernel cannot serve the call.
     """
-    q, k, v = autocast(q, k, v)
+    return routed(
+        *autocast(q, k, v),
+        seqlens_k,
+        attn_mask,
+        softmax_scale,
+        layout,
+        causal,
+        rounding,
+        rescale,
+        strict,
+        scope,
+        refusal,
+        min_head_dim,
+        batch_invariant,
+        return_lse,
+    )
+
+
+def routed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seqlens_k: Tensor | None,
+    attn_mask: Tensor | None,
+    softmax_scale: float | None,
+    layout: str,
+    causal: bool,
+    rounding: str,
+    rescale: str,
+    strict: bool | None,
+    scope: str,
+    refusal: str,
+    min_head_dim: int,
+    batch_invariant: bool,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`attention` once autocast has had its say."""
     differentiable = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if differentiable and not refusal:
         refusal = "requires grad"
     if differentiable and not torch.compiler.is_compiling():
         # Torch's own graph: no recomputation in the backward pass.
         check_shapes(q, k, v, layout)
+        check_choice("rounding", rounding, ROUNDINGS)
+        check_choice("rescale", rescale, RESCALES)
         counters.refuse_or_count(refusal, strict=strict, scope=scope)
         return _sdpa(q, k, v, seqlens_k, attn_mask, softmax_scale, layout, causal, return_lse)
     op: Any = torch.ops.moon_diffusers.attention_lse if return_lse else torch.ops.moon_diffusers.attention
