@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from moon_diffusers.runtime import library  # noqa: E402
+from moon_diffusers.runtime import library
 
 
 def main() -> int:
