@@ -4,8 +4,8 @@
 
 The launch function is replaced by a C function that returns at once, called with the same arguments through the same
 binding, and tensors' addresses are passed as they are, as on a device of their own. So this is the host's part of a call
-on a real GPU, without the driver's. Prints microseconds of this thread's processor time a call, so that other load counts little: the median over repeats and
-their range.
+on a real GPU, without the driver's. Prints microseconds of this thread's processor time a call, so that other load counts
+little: the median over repeats and their range.
 """
 
 from __future__ import annotations
