@@ -20,7 +20,9 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -60,6 +62,14 @@ def train(options: argparse.Namespace, data: sprites.Sprites, shape: models.Shap
     data = data.to(device)
     networks = models.Networks.build(shape, device, options.seed)
     whole_first, whole_second = output / "autoencoder.pt", output / "denoiser.pt"
+    part_first = output / "autoencoder-part.pt"
+    last = time.monotonic()
+
+    def keep(path: Path, state: Callable[[], dict[str, Any]]) -> None:
+        nonlocal last
+        if time.monotonic() - last > options.checkpoint_seconds:
+            checkpoints.save_whole(path, state())
+            last = time.monotonic()
 
     trained = False
     light: dict[str, dict[str, torch.Tensor]] = {}
@@ -75,7 +85,18 @@ def train(options: argparse.Namespace, data: sprites.Sprites, shape: models.Shap
         trained = True
         plan = Schedule(options.rate_autoencoder, options.steps_autoencoder, options.minutes_autoencoder, warmup=100)
         pool = autoencoder.render_pool(networks, data, options.pool, 128, options.seed)
-        for step, figures in autoencoder.train(networks, pool, plan, options.batch_autoencoder, options.seed):
+        part = None
+        if options.resume and part_first.exists():
+            part = checkpoints.load_whole(part_first, device)
+        for step, figures in autoencoder.train(
+            networks,
+            pool,
+            plan,
+            options.batch_autoencoder,
+            options.seed,
+            part,
+            lambda state: keep(part_first, lambda: state),
+        ):
             journal.add("autoencoder", step, figures)
         draw_reconstructions(networks, pool, output)
         del pool
@@ -97,16 +118,14 @@ def train(options: argparse.Namespace, data: sprites.Sprites, shape: models.Shap
         stage.load(checkpoints.load_whole(whole_second, device))
     elif light and "transformer" in light:
         stage.restart_from(light)
-    last = time.monotonic()
 
-    def keep(current: denoiser.Stage) -> None:
-        nonlocal last
-        if time.monotonic() - last > options.checkpoint_seconds:
-            checkpoints.save_whole(whole_second, current.state())
-            last = time.monotonic()
+    def keep_second(current: denoiser.Stage) -> None:
+        keep(whole_second, current.state)
 
     plan = Schedule(options.rate_denoiser, options.steps_denoiser, options.minutes_denoiser, options.begin, options.end)
-    for step, figures in denoiser.train(stage, bank, scenes, plan, options.batch_denoiser, options.compile, keep):
+    for step, figures in denoiser.train(
+        stage, bank, scenes, plan, options.batch_denoiser, options.compile, keep_second
+    ):
         journal.add("denoiser", step, figures)
     if not options.no_whole:
         checkpoints.save_whole(whole_second, stage.state())
@@ -161,6 +180,28 @@ def export_run(run: Path, output: Path) -> None:
     networks.autoencoder.load_state_dict(parts["autoencoder"])
     networks.autoencoder.register_to_config(**statistics)
     export.export(output, networks)
+    print(f"wrote {output}")
+
+
+def sheet(model: Path, output: Path, prompts: list[str], seed: int, guidance: float | None) -> None:
+    """A contact sheet of a finished pipeline folder, at the settings it was made for."""
+    from diffusers import WanPipeline
+
+    settings = json.loads((model / "moon_sample.json").read_text())
+    pipeline = WanPipeline.from_pretrained(model, torch_dtype=torch.bfloat16)
+    pipeline.vae.to(torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    rows = []
+    for number, prompt in enumerate(prompts or settings["prompts"]):
+        frames = pipeline(
+            prompt=prompt,
+            **{key: settings[key] for key in ("height", "width", "num_frames", "num_inference_steps")},
+            guidance_scale=guidance or settings["guidance_scale"],
+            generator=torch.Generator().manual_seed(seed + number),
+            output_type="np",
+        ).frames[0]
+        rows.append((prompt, frames))
+        pictures.contact_sheet(output, rows)
     print(f"wrote {output}")
 
 
@@ -224,6 +265,12 @@ def parser() -> argparse.ArgumentParser:
     out = commands.add_parser("export", help="write the pipeline folder")
     out.add_argument("--run", type=Path, required=True)
     out.add_argument("--output", type=Path, required=True)
+    look = commands.add_parser("sheet", help="a contact sheet of a pipeline folder")
+    look.add_argument("--model", type=Path, required=True)
+    look.add_argument("--output", type=Path, required=True)
+    look.add_argument("--prompt", action="append", default=[], help="default: those in moon_sample.json")
+    look.add_argument("--seed", type=int, default=0)
+    look.add_argument("--guidance", type=float)
     dry = commands.add_parser("dry-run", help="all of it at toy size on the CPU")
     dry.add_argument("--output", type=Path, help="default: a temporary folder")
     return top
@@ -238,6 +285,8 @@ def main() -> None:
         train(options, sprites.load(options.data), models.Shape())
     elif options.command == "export":
         export_run(options.run, options.output)
+    elif options.command == "sheet":
+        sheet(options.model, options.output, options.prompt, options.seed, options.guidance)
     elif options.output is not None:
         dry_run(options.output)
     else:

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("moon_diffusers.cli.compare:compare", "Compare two runs, two videos or two latent files."),
     "doctor": ("moon_diffusers.cli.doctor:doctor", "Say what this machine is and which kernels would run on it."),
     "plan": ("moon_diffusers.cli.plan:plan", "Say what would be launched for a shape, without launching it."),
+    "capture": ("moon_diffusers.cli.capture:capture", "Keep q, k and v of a real run's attention modules."),
     "bench": ("moon_diffusers.cli.bench:bench", "Time attention kernels side by side on this machine's GPU."),
     "disassemble": ("moon_diffusers.cli.disassemble:disassemble", "Disassemble a code object or one of its kernels."),
     "profile": (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan
@@ -53,9 +54,18 @@ def render_pool(networks: Networks, sprites: Sprites, clips: int, batch: int, se
 
 
 def train(
-    networks: Networks, pool: torch.Tensor, schedule: Schedule, batch: int, seed: int
+    networks: Networks,
+    pool: torch.Tensor,
+    schedule: Schedule,
+    batch: int,
+    seed: int,
+    state: dict[str, Any] | None = None,
+    every: Callable[[dict[str, Any]], None] | None = None,
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """Train ``networks.autoencoder`` in place on ``pool``, yielding ``(step, {"loss", ...})`` every so often."""
+    """Train ``networks.autoencoder`` in place on ``pool``, yielding ``(step, {"loss", ...})`` every so often.
+
+    ``state``: where an earlier call was cut. ``every``: called after each report with what a later call needs.
+    """
     autoencoder, device = networks.autoencoder, networks.device
     autoencoder.train().requires_grad_(True)
     if device.type == "cuda":
@@ -64,10 +74,15 @@ def train(
     optimizer = torch.optim.AdamW(
         parameters, lr=schedule.rate, betas=(0.9, 0.98), weight_decay=1e-4, fused=device.type == "cuda"
     )
-    step, began = 0, time.monotonic()
-    while not schedule.done(step):
+    first = step = 0
+    if state is not None:
+        autoencoder.load_state_dict(state["weights"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = step = state["step"]
+    began = time.monotonic()
+    while not schedule.done(step - first):
         for group in optimizer.param_groups:
-            group["lr"] = schedule.learning_rate(step)
+            group["lr"] = schedule.learning_rate(step - first)
         generator = torch.Generator(device=device).manual_seed(seed * 1_000_003 + step)
         pick = torch.randint(pool.shape[0], (batch,), generator=generator, device=device)
         clips = pool[pick].float().div(127.5).sub(1)
@@ -82,18 +97,20 @@ def train(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        if step % 50 == 0 or schedule.done(step + 1):
+        if step % 50 == 0 or schedule.done(step + 1 - first):
             mse = (output.detach().clamp(-1, 1) - clips).square().mean()
             psnr = 10 * torch.log10(4 / mse)
             yield (
                 step,
                 {
-                    "loss": float(rebuilt),
-                    "kl": float(divergence),
+                    "loss": float(rebuilt.detach()),
+                    "kl": float(divergence.detach()),
                     "psnr": float(psnr),
                     "seconds": time.monotonic() - began,
                 },
             )
+            if every is not None:
+                every({"weights": autoencoder.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1})
         step += 1
     autoencoder.eval().requires_grad_(False)
 

@@ -10,24 +10,35 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 
 from .models import Networks, build_tokenizer
+from .vocabulary import caption, scene
 
 STEPS = 10
 GUIDANCE = 4.0
 FPS = 8
 
-#: Prompts of the training vocabulary, for contact sheets and the settings file.
-PROMPTS = (
-    "a rocket on a blue background moving up",
-    "a heart",
-    "a cat on a yellow background",
-    "a penguin on a green background",
-    "a butterfly",
-    "a small bee on a pink background moving right",
-    "a ghost on a black background",
-    "a dinosaur on an orange background",
-    "a star spinning",
-    "a cat and a rocket on a purple background",
+#: Combinations that training showed, and combinations that it never showed.
+SEEN = (
+    scene("rocket", "blue", motion="moving up"),
+    scene("heart"),
+    scene("cat", "yellow"),
+    scene("penguin", "green"),
+    scene("butterfly"),
+    scene("ghost", "black"),
+    scene("dinosaur", "pink"),
+    scene("car", "gray", motion="moving left"),
+    scene("robot", motion="growing"),
+    scene("flying saucer", "purple", second="cat"),
 )
+UNSEEN = (
+    scene("dinosaur", "orange"),
+    scene("frog", "red"),
+    scene("train", motion="growing"),
+    scene("ghost", "black", motion="moving right"),
+    scene("bus", "green", motion="moving left"),
+    scene("panda", "blue", second="robot"),
+)
+PROMPTS = tuple(caption(entry) for entry in SEEN)
+UNSEEN_PROMPTS = tuple(caption(entry) for entry in UNSEEN)
 
 
 def build_pipeline(networks: Networks) -> WanPipeline:
@@ -82,6 +93,6 @@ def export(directory: Path, networks: Networks) -> None:
         "num_inference_steps": STEPS,
         "guidance_scale": GUIDANCE,
         "fps": FPS,
-        "prompts": list(PROMPTS),
+        "prompts": list(PROMPTS + UNSEEN_PROMPTS),
     }
     (directory / "moon_sample.json").write_text(json.dumps(settings, indent=2) + "\n")

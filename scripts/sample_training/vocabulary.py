@@ -143,6 +143,18 @@ def caption(scene: Scene) -> str:
     return text
 
 
+def scene(subject: str, background: str = "white", second: str = "", size: str = "", motion: str = "") -> Scene:
+    """A scene by its words; the background is named in the caption unless it is white."""
+    return Scene(
+        subject=SUBJECT_NAMES.index(subject),
+        second=SUBJECT_NAMES.index(second) if second else -1,
+        background=BACKGROUND_NAMES.index(background),
+        size=SIZES.index(size),
+        motion=MOTIONS.index(motion),
+        name_background=background != "white",
+    )
+
+
 def sample_scene(rng: random.Random, subjects: int, pair_share: float = 0.12) -> Scene:
     """Draw one scene of the training distribution over the first ``subjects`` subjects."""
     while True:

@@ -80,6 +80,38 @@ def test_scenes_repeat_by_seed_and_leave_out_what_is_held_out():
     assert max(len(vocabulary.caption(scene)) for scene in first) < models.Shape().text_tokens
 
 
+def test_stage_1_goes_on_where_it_was_cut():
+    """Two steps, a cut, two more: weights, optimizer and step all go on."""
+    pictures = sprites.drawn(3)
+
+    def steps(count, state, rate=0.01):
+        networks = models.Networks.build(models.TINY, torch.device("cpu"), 0)
+        pool = autoencoder.render_pool(networks, pictures, 4, 4, 0)
+        plan = Schedule(rate, steps=count, minutes=60, warmup=1, decay_from=1.0)
+        kept = {}
+        torch.manual_seed(state["step"] if state else 0)
+        for _ in autoencoder.train(networks, pool, plan, 2, 0, state, kept.update):
+            pass
+        return kept
+
+    cut = steps(2, None)
+    assert cut["step"] == 2
+    resumed = steps(2, cut)
+    assert resumed["step"] == 4
+    restarted = steps(2, None)
+    name = next(iter(cut["weights"]))
+    assert torch.equal(restarted["weights"][name], cut["weights"][name])
+    assert not torch.equal(resumed["weights"][name], cut["weights"][name])
+    assert all(entry["step"] == 4 for entry in resumed["optimizer"]["state"].values())
+
+
+def test_the_prompts_are_seen_and_unseen_as_the_card_says():
+    from sample_training.export import SEEN, UNSEEN
+
+    assert all(vocabulary.seen_in_training(entry) for entry in SEEN)
+    assert not any(vocabulary.seen_in_training(entry) for entry in UNSEEN)
+
+
 @pytest.mark.parametrize("motion", ["moving left", "moving right", "moving up", "moving down"])
 def test_movement_goes_where_the_caption_says(motion):
     pictures = sprites.drawn(1, frames=1)
