@@ -96,7 +96,7 @@ def parse_emulator(text: str) -> list[Decoded]:
     kernels: Iterable[dict[str, Any]] = json.loads(text)
     for kernel in kernels:
         for item in kernel["instructions"]:
-            found.append(Decoded(item["address"], item["size"], item["mnemonic"], item.get("operands", "")))
+            found.append(Decoded(item["address"], item["size"], item["mnemonic"], item.get("text", "")))
     return found
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from moon_diffusers.errors import MoonError
 from moon_diffusers.evidence.code_object import CodeObject
+from moon_diffusers.evidence.equivalence import Execution, cannot_matter
 from moon_diffusers.evidence.mutations import Mutant, mutants
 
-_BRANCH_TO_ITSELF = 0xBF82FFFF
 ORDERS = ("forward", "reverse", "random:1", "random:2")
 """Wavefront orders under which a mutant runs: bits that depend on the order are wrong bits."""
 
@@ -44,6 +44,10 @@ class Subject(Protocol):
         """The kernels of ``image`` that are launched."""
         ...
 
+    def traces(self) -> Iterator[Execution]:
+        """What each workgroup of each launch executes."""
+        ...
+
     def run(self, image: bytes, options: dict[str, str]) -> Observation:
         """Launch and observe; a launch error is observed, not raised."""
         ...
@@ -51,17 +55,21 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant. ``caught_by``: a finding's kind, ``wrong result``, ``launch error``; empty: it survived."""
+    """What became of a mutant. ``caught_by``: a finding's kind, ``wrong result``, ``launch error``; empty: it survived.
+
+    ``harmless``: it survived, and `equivalence` proves that it cannot matter.
+    """
 
     subject: str
     mutant: Mutant
     caught_by: str
     detail: str = ""
+    harmless: bool = False
 
     @property
     def survived(self) -> bool:
-        """Nothing gave it away."""
-        return not self.caught_by
+        """It may matter, and nothing gave it away."""
+        return not self.caught_by and not self.harmless
 
 
 class Baseline:
@@ -77,6 +85,7 @@ class Baseline:
         if errors:
             raise MoonError(f"{subject.name}: the unchanged kernel has errors: {errors[0]}")
         self.outputs = first.outputs
+        self.executions = list(subject.traces())
         self.known = set(first.kinds())
         for order in ORDERS[1:]:
             other = subject.run(subject.image, {"order": order})
@@ -91,9 +100,12 @@ class Baseline:
         return any(not np.array_equal(a, b) for a, b in zip(self.outputs, other.outputs, strict=True))
 
     def reaches(self, mutant: Mutant) -> bool:
-        """Whether the launch comes to the mutant's instruction: an endless loop put there then meets the budget."""
-        probe = replace(mutant, words=(_BRANCH_TO_ITSELF,))
-        return bool(self.subject.run(probe.apply(self.code), {"checks": "off", "budget": self.budget}).error)
+        """Whether the launch comes to the mutant's instruction."""
+        return any(mutant.address in execution.reached for execution in self.executions)
+
+    def harmless(self, mutant: Mutant) -> bool:
+        """Whether rules apart from the emulator's checks prove that a mutant cannot matter to this launch."""
+        return all(cannot_matter(execution, mutant) for execution in self.executions)
 
     def judge(self, mutant: Mutant) -> Outcome:
         """Run a mutant, under one order after another, until something gives it away."""
@@ -111,7 +123,7 @@ class Baseline:
                 caught, detail = "wrong result", f"order {order}"
             if caught:
                 return Outcome(self.subject.name, mutant, caught, detail)
-        return Outcome(self.subject.name, mutant, "")
+        return Outcome(self.subject.name, mutant, "", harmless=self.harmless(mutant))
 
 
 def sample(candidates: Sequence[Mutant], per_operator: int, seed: int = 0) -> list[Mutant]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moon_diffusers.errors import ArgumentError, HipError
-from moon_diffusers.evidence import aiter, reference
+from moon_diffusers.errors import ArgumentError, HipError, MoonError
+from moon_diffusers.evidence import aiter, decode_check, reference
 from moon_diffusers.evidence.code_object import CodeObject
 from moon_diffusers.evidence.device import RawDevice, loaded, open_emulator, uploaded
+from moon_diffusers.evidence.equivalence import Execution, read_trace
 from moon_diffusers.evidence.faults import Observation
 from moon_diffusers.planning import plan
 from moon_diffusers.problem import Problem
@@ -63,6 +68,19 @@ class EmulatedSubject:
         """The kernels of ``image`` that are launched."""
         return frozenset(call.name for call in self.calls if call.image is None)
 
+    def traces(self) -> Iterator[Execution]:
+        """What each workgroup of each launch of ``image``'s kernels executes."""
+        code = CodeObject(self.image)
+        listing = decode_check.parse_emulator(open_emulator(self.arch).hip.disassemble(self.image))
+        with tempfile.TemporaryDirectory() as folder:
+            for place, call in enumerate(self.calls):
+                for workgroup in range(0 if call.image else math.prod(call.grid)):
+                    prefix = Path(folder, f"{place}-{workgroup}")
+                    seen = self.run(self.image, {"trace": str(prefix), "trace_workgroup": str(workgroup)})
+                    if seen.error:
+                        raise MoonError(f"{self.name}: cannot be traced: {seen.error}")
+                    yield read_trace(prefix.with_name(f"{prefix.name}.{place}"), code, listing)
+
     def run(self, image: bytes, options: dict[str, str]) -> Observation:
         """Launch and observe; a launch error is observed, not raised."""
         device = open_emulator(self.arch)
@@ -72,7 +90,9 @@ class EmulatedSubject:
             try:
                 with ExitStack() as modules:
                     module = modules.enter_context(loaded(device, image))
-                    for call in self.calls:
+                    for place, call in enumerate(self.calls):
+                        if options.get("trace"):
+                            device.set_options({"trace": f"{options['trace']}.{place}"})
                         other = call.image and modules.enter_context(loaded(device, call.image))
                         _launch(device, other or module, call, addresses, seen)
             except HipError as error:
