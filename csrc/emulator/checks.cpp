@@ -128,14 +128,22 @@ void check_pending(WorkerState &s, Wave &w, const OpUse &u, u32 index) {
     for (int k = 0; k < u.swrites; k++) scalar(u.swrite[k], true);
 }
 
+// Compilers leave the high half of a 64-bit addend undefined where they use the low half of the sum alone.
+bool high_half_undefined(const CheckState &c, const OpUse &u) {
+    if (u.wide_addend < 0) return false;
+    const RegRange &r = u.vread[u.wide_addend];
+    return r.count == 2 && r.first + 1u < kVgprs && c.written[r.first + 1] == 0;
+}
+
 void check_written(WorkerState &s, Wave &w, const OpUse &u, u32 index) {
     CheckState &c = *w.check;
+    const bool open = high_half_undefined(c, u);
     u64 lanes = u.exec_free ? ~0ull : w.exec();
     if (u.lane_read) lanes = 0;  // one lane, chosen at run time
     for (int k = 0; k < u.vreads; k++)
         for (u32 i = u.vread[k].first; i < u32(u.vread[k].first) + u.vread[k].count && i < kVgprs; i++) {
             u64 missing = lanes & ~c.written[i];
-            if (!missing) continue;
+            if (!missing || (open && k == u.wide_addend && i == u32(u.vread[k].first) + 1)) continue;
             if (first_hit(s, index, Check::UNINITIALISED_REGISTER)) {
                 bool all = c.written[i] == 0;
                 report(s, w, index, Check::UNINITIALISED_REGISTER, all ? "error" : "warning", register_name(i),
@@ -168,9 +176,11 @@ void checks_before(WorkerState &s, Wave &w, const Op &op, const OpUse &u, u32 in
     check_written(s, w, u, index);
     checks_hazards(s, w, op, u, index);
     u64 lanes = u.exec_free ? ~0ull : w.exec();
+    const bool open = high_half_undefined(c, u);
     for (int k = 0; k < u.vwrites; k++)
         for (u32 i = u.vwrite[k].first; i < u32(u.vwrite[k].first) + u.vwrite[k].count && i < kVgprs; i++)
             c.written[i] |= lanes;
+    if (open && u.vwrites) c.written[u.vwrite[0].first + 1] = 0;
     for (int k = 0; k < u.swrites; k++)
         for (u32 i = u.swrite[k].first; i < u32(u.swrite[k].first) + u.swrite[k].count && i < kSgprs; i++)
             c.swritten[i] = true;

@@ -93,6 +93,12 @@ bool packed_f32(const Row &r) {
     return false;
 }
 
+bool adds_64_bits(const Row &r) {
+    for (const char *name : {"v_mad_u64_u32", "v_mad_i64_i32", "v_lshl_add_u64"})
+        if (std::strcmp(r.name, name) == 0) return true;
+    return false;
+}
+
 }  // namespace
 
 OpUse describe_use(const Op &op, u8 arch) {
@@ -153,6 +159,7 @@ OpUse describe_use(const Op &op, u8 arch) {
     for (int k = 0; k < 3; k++) {
         if (r.cls == Class::MFMA && k == 2 && !(r.flags & SMFMAC) && op.src[2].kind == Kind::VGPR)
             u.accumulator = i8(u.vreads);
+        if (k == 2 && adds_64_bits(r) && op.src[2].kind == Kind::VGPR) u.wide_addend = i8(u.vreads);
         // Packed fp32: both results may take the same half of the pair, and the other half is then not read.
         const Operand &o = op.src[k];
         const bool low = op.opsel >> k & 1, high = op.opsel_hi >> k & 1;

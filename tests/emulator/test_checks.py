@@ -40,6 +40,11 @@ CASES = {
         "s_waitcnt lgkmcnt(1)",
     ),
     "uninitialised register": ("{fault}\nv_add_u32_e32 v3, 1, v9", "v_mov_b32_e32 v9, 0", "s_nop 0"),
+    "undefined high half that is used": (
+        "v_mov_b32_e32 v8, 7\nv_mad_u64_u32 v[10:11], s[12:13], v0, v0, v[8:9]\nv_add_u32_e32 v3, v10, {fault}",
+        "v10",
+        "v11",
+    ),
     "uninitialised scalar": ("{fault}\nv_mov_b32_e32 v3, s30", "s_mov_b32 s30, 0", "s_nop 0"),
     "uninitialised LDS": (
         "{fault}\ns_waitcnt lgkmcnt(0)\nds_read_b32 v3, v1\ns_waitcnt lgkmcnt(0)",
