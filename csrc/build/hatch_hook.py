@@ -24,5 +24,9 @@ class CustomBuildHook(BuildHookInterface):
         import targets
 
         build.build(build.DEFAULT_OUTPUT, build.ARCHITECTURES, "native" if version == "editable" else "all")
+        sample = Path(self.root) / "samples" / "wan-emoji"
+        if version != "editable" and (sample / "model_index.json").is_file():
+            # `moon-diffusers generate` without --model finds it there; a checkout uses the folder itself.
+            build_data["force_include"][str(sample)] = "moon_diffusers/_samples/wan-emoji"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-manylinux_{targets.GLIBC.replace('.', '_')}_{platform.machine()}"
