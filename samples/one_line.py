@@ -26,11 +26,12 @@ pipe.set_attn_processor(MoonAttnProcessor())  # the one line
 
 with contextlib.nullcontext() if has_gpu else moon_diffusers.emulate("gfx942"):
     video = pipe(
-        "a red ball bouncing",
-        height=64,
-        width=64,
-        num_frames=9,
-        num_inference_steps=4,
+        "a rocket on a blue background moving up",
+        height=96,
+        width=96,
+        num_frames=13,
+        num_inference_steps=10,
+        guidance_scale=4.0,
         generator=torch.Generator("cpu").manual_seed(0),
     ).frames[0]
 export_to_video(video, "one_line.mp4", fps=8)

@@ -191,6 +191,8 @@ def _many(settings: Settings, prompts: list[str], todo: list[int], output: Path)
 def _runner(settings: Settings, count: int) -> Callable[[Settings], Outcome]:
     """Load the pipeline; return what runs it for one prompt."""
     progress.quiet_libraries()
+    if settings.emulate:
+        progress.leave_cores_to_the_emulator()
     from moon_diffusers.generation.models import load_pipeline
     from moon_diffusers.generation.paired import run_pair
     from moon_diffusers.generation.run import call_arguments, resolved

@@ -45,3 +45,14 @@ def quiet_libraries() -> None:
     for library in (diffusers_logging, transformers_logging):
         library.set_verbosity_error()
         library.disable_progress_bar()
+
+
+def leave_cores_to_the_emulator() -> None:
+    """Give torch half of the cores, unless OMP_NUM_THREADS says otherwise.
+
+    Torch's threads spin while they wait for work. The emulator has threads of its own, which would wait for those.
+    """
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() // 2))

@@ -40,7 +40,7 @@ def test_example_programs(name, tiny_wan, standin_kernel, tmp_path, monkeypatch,
     text = capsys.readouterr().out
     assert "attention calls ran on the kernel" in text and "fell back" not in text
     if name == "one_line":
-        assert read_video(tmp_path / "one_line.mp4")[0].shape == (9, 64, 64, 3)
+        assert read_video(tmp_path / "one_line.mp4")[0].shape == (13, 96, 96, 3)
 
 
 def test_functional_example(monkeypatch, capsys):
