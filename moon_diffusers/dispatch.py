@@ -360,7 +360,7 @@ def _open(key: Placement | int) -> Session | Fallback:
     try:
         if isinstance(key, int):
             # Torch has mapped its own library, and its device numbers are that library's.
-            return Session(devices.open_real(key), staged=False)
+            return Session(devices.open_real(key, mapped=True), staged=False)
         if key.kind == "emulate":
             device = devices.open_emulated(key.arch)
             return Session(device, staged=True, work_limit=key.work_limit, suffix=", emulated")

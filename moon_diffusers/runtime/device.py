@@ -173,14 +173,17 @@ def open_emulated(arch: str) -> Device:
     raise LibraryError(f"the emulator {hip.path} has no device {arch!r}")
 
 
-def open_real(ordinal: int = 0) -> Device:
+def open_real(ordinal: int = 0, *, mapped: bool = False) -> Device:
     """A device of the real HIP library.
+
+    Args:
+        mapped: only the library that the process has mapped already, whatever `MOON_HIP_LIBRARY` says.
 
     Raises:
         LibraryError: no HIP library, or no such device.
         CodeObjectError: no usable manifest.
     """
-    hip = library.find_hip()
+    hip = library.find_mapped() if mapped else library.find_hip()
     count = hip.device_count()
     if ordinal >= count:
         raise LibraryError(f"the HIP library {hip.path} sees {count} devices; device {ordinal} was asked for")

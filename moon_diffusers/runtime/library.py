@@ -80,6 +80,17 @@ def find_hip() -> Hip:
     raise LibraryError(f"no HIP library; tried: {', '.join(dict.fromkeys(tried))}")
 
 
+def find_mapped() -> Hip:
+    """The HIP library that this process uses already: the only one that knows the addresses of torch's tensors.
+
+    Raises:
+        LibraryError: none is mapped.
+    """
+    for path in mapped_libraries():
+        return load(path)
+    raise LibraryError("no HIP library is mapped in this process; torch for ROCm maps one when it is imported")
+
+
 def cpu_flags() -> set[str]:
     """Features of this CPU, by the names of /proc/cpuinfo; empty where it cannot be read."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 
 import pytest
@@ -218,6 +219,19 @@ def test_threads():
     for thread in threads:
         thread.join()
     assert all(torch.equal(out, expected[index]) for index in range(4) for out in results[index])
+
+
+def test_a_forked_child_works():
+    q, k, v = bhsd(1, 2, 2, 30, 70)
+    expected = run(q, k, v)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if torch.equal(run(q, k, v), expected) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_streams():

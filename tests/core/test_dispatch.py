@@ -12,7 +12,7 @@ import moon_diffusers
 from moon_diffusers import adapt, counters, dispatch, ops
 from moon_diffusers.errors import ArgumentError, HipError, LibraryError, StrictError
 from moon_diffusers.request import Request
-from moon_diffusers.runtime import device
+from moon_diffusers.runtime import device, library
 from moon_diffusers.runtime.memory import staging
 
 from .conftest import NOTHING, REFUSE, RIGHT, WRONG
@@ -467,9 +467,14 @@ def test_torch_without_rocm_falls_back_by_name():
 
 def test_rocm_torch_opens_its_own_library(fake, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.2.0")
+    # A library of the user's own does not know torch's addresses.
+    monkeypatch.setenv("MOON_HIP_LIBRARY", "libanother.so")
     session = dispatch._session(torch.device("cuda", 0))
     assert not session.staged and session.suffix == "" and session.device.info.arch == "gfx942"
     assert dispatch._session(torch.device("cuda", 3)).reason == "no usable kernels or HIP library"
+    monkeypatch.setattr(library, "mapped_libraries", list)
+    dispatch.reset()
+    assert "no HIP library is mapped" in dispatch._session(torch.device("cuda", 0)).detail
 
 
 def test_first_use_inside_a_graph_capture_waits(fake, monkeypatch):
