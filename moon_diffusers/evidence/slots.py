@@ -126,6 +126,21 @@ def common_tiles(code: Sequence[Instruction], mfma: int = 96) -> list[Tile]:
     return tiles
 
 
+def rescale_branch(tile: Tile, code: Sequence[Instruction]) -> tuple[int, int]:
+    """Addresses of the branch that asks whether a row's reference must move, and of the first instruction that moves it.
+
+    It is the branch behind the tile's only vector compare. Raises NoTileError if there is none.
+    """
+    items = tile.instructions
+    compare = next((i for i, item in enumerate(items) if item.name.startswith("v_cmp")), None)
+    branch = next((item for item in items[compare or 0 :] if item.kind == "branch"), None)
+    if compare is None or branch is None or branch.target is None:
+        raise NoTileError("no branch behind a vector compare in the tile")
+    if branch.target not in {item.address for item in items}:
+        return branch.address, branch.target
+    return branch.address, next(item.address for item in code if item.address > branch.address)
+
+
 def _basic_blocks(code: Sequence[Instruction]) -> dict[int, list[Instruction]]:
     starts = {item.target for item in code if item.target is not None}
     blocks: dict[int, list[Instruction]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,12 +46,15 @@ def gfx942(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
 
 
 @pytest.fixture
-def gfx950(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
-    """An emulated MI355X with all checks on. At the end of a test no launch may have had an error or a warning."""
-    yield from _emulated("gfx950", monkeypatch)
+def gfx950(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Emulator]:
+    """An emulated MI355X with all checks on. At the end of a test no launch may have had an error or a warning.
+
+    Each test runs its waves in an order of its own, so that races have many chances to be seen.
+    """
+    yield from _emulated("gfx950", monkeypatch, f"random:{zlib.crc32(request.node.name.encode()) % 1000}")
 
 
-def _emulated(arch: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+def _emulated(arch: str, monkeypatch: pytest.MonkeyPatch, order: str = "forward") -> Iterator[Emulator]:
     try:
         emulator = Emulator(devices.open_emulated(arch))
     except LibraryError as error:
@@ -67,12 +71,12 @@ def _emulated(arch: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
     dispatch.reset()
     counters.reset_summary()
     info = emulator.device.info
-    defaults = {"threads": "1", "checks": "on", "counts": "off", "order": "forward", "mma": "fast"}
+    defaults = {"threads": "1", "checks": "on", "counts": "off", "order": order, "mma": "fast"}
     for key, value in defaults.items():
         emulator.option(key, value)
     yield emulator
-    for key, value in defaults.items():
-        emulator.option(key, value if key != "checks" else "off")
+    for key, value in {**defaults, "checks": "off", "order": "forward"}.items():
+        emulator.option(key, value)
     emulator.device.info = info
     dispatch.reset()
     counters.reset_summary()

@@ -34,7 +34,8 @@ constexpr i32 kPending = (kSlots - 3) * kLoadsPerStep;  // loads that a barrier 
 
 // What a wave's loop needs to know beside its registers. All wave-uniform.
 struct Span {
-    i32 tiles;
+    i32 tiles;           // that some row of the wave sees
+    i32 all_tiles;       // that some row of the workgroup sees
     i32 keys, diagonal;  // of the wave's first row, from the part's first key on
     i32 first_masked;    // first tile in which some row of the wave does not see some key
     f32 scale_log2;
@@ -68,8 +69,11 @@ __device__ __forceinline__ void run(Wave &w, Loads<paged> &loads, const Span &sp
         wait_and_meet<kPending>();
         loads.bring(kAhead, kLoadsPerStep);
     }
-    fill_ring(ring, kFragmentsV, lane_k + kLastSlot, 0);
-    multiply(w, kFragmentsV, kFragments, ring, lane_k + kLastSlot, 0, nothing);
+    forget_scores(w);
+    if (span.tiles > 0) {
+        fill_ring(ring, kFragmentsV, lane_k + kLastSlot, 0);
+        multiply(w, kFragmentsV, kFragments, ring, lane_k + kLastSlot, 0, nothing);
+    }
 
     i32 rare = 0;
     u32 read_slot = 0;
@@ -102,6 +106,13 @@ __device__ __forceinline__ void run(Wave &w, Loads<paged> &loads, const Span &sp
             multiply(w, kFragmentsV, kFragments, ring, address_k, address_v, nothing);
         }
         __builtin_amdgcn_s_setprio(0);
+    }
+    // The wave's rows see no more, or there are none; the others still need its share of the loads. The wait: fragments
+    // were read ahead for a product that is not made, and their slot will be filled again.
+    asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory");
+    for (i32 i = span.tiles; i < span.all_tiles; i++) {
+        wait_and_meet<kPending>();
+        loads.bring(i + kAhead + group, kLoadsPerStep);
     }
     if constexpr (group == kGroupA) wait_and_meet<kPending>();
 }
@@ -239,11 +250,16 @@ __device__ __forceinline__ void attention() {
         if (work.rows <= 0) return;
         start_loads(loads, a, work, wave);
         start_wave(w, a, work, wave);
-        span.tiles = work.tiles;
+        span.all_tiles = work.tiles;
         span.keys = work.keys - work.first_tile * kKeys;
         span.diagonal = work.diagonal + wave * kRowsPerWave - work.first_tile * kKeys;
         const i32 seen = span.keys < span.diagonal ? span.keys : span.diagonal;
         span.first_masked = seen > 0 ? seen / kKeys : 0;
+        const i32 last_row_sees = span.diagonal + kRowsPerWave - 1;
+        i32 seen_by_any = span.keys < last_row_sees ? span.keys : last_row_sees;
+        seen_by_any = wave * kRowsPerWave < work.rows ? seen_by_any : 0;
+        span.tiles = seen_by_any > 0 ? (seen_by_any + kKeys - 1) / kKeys : 0;
+        span.tiles = span.tiles < work.tiles ? span.tiles : work.tiles;
         // A scale of 0 would make NaN of masked scores: take one that makes 0 of all others.
         span.scale_log2 = a->softmax_scale == 0 ? 1e-37f : a->softmax_scale * kLog2E;
     }

@@ -1,9 +1,9 @@
 // The softmax of one tile: S to P against a reference maximum that moves rarely.
 //
-// A row keeps a reference that moves only when a score passes it by more than 8 (log2 units): then to 16 above the new
-// maximum. So P stays below 2^8, and on a common tile no lane needs another's maximum: each tests its own 48 scores,
-// one ballot asks whether any row must move. The arithmetic is exact in either case; P and O merely share a
-// factor that the division by the row sum removes.
+// A row keeps a reference, at first 16 (log2 units) above the first tile's maximum, that moves only when a score passes
+// it by more than 8: then to 16 above the new maximum. So P stays below 2^8, and on a common tile no lane needs
+// another's maximum: each tests its own 48 scores, one ballot asks whether any row must move. The arithmetic is exact
+// in either case; P and O merely share a factor that the division by the row sum removes.
 //
 // VALU issue slots of a common tile (an exponential takes two): 48 multiply-adds, 24 maxima, 1 compare, 96 for 48
 // exponentials, 24 packs, and 2 additions for the next block's LDS addresses: 195.
@@ -14,7 +14,7 @@
 namespace moon {
 
 constexpr f32 kThreshold = 8;  // log2 units above the reference that make it move
-constexpr f32 kHeadroom = 16;  // how far above the new maximum it moves
+constexpr f32 kHeadroom = 16;  // how far above the maximum it is put
 
 __device__ __forceinline__ f32 tile_max(const f32x4 (&s)[kKeyBlocks]) {
     f32 highest = s[0][0];
@@ -60,7 +60,7 @@ __device__ __forceinline__ void mask(Wave &w, i32 keys, i32 diagonal, f32 scale_
     }
 }
 
-// Rows that have summed nothing yet take this tile's maximum as their reference. True if some row still has none:
+// Rows that have summed nothing yet take their reference from this tile's maximum. True if some row still has none:
 // it has seen nothing but -inf.
 __device__ __forceinline__ bool set_references(Wave &w, f32 scale_log2) {
     bool unset = false;
@@ -71,7 +71,7 @@ __device__ __forceinline__ bool set_references(Wave &w, f32 scale_log2) {
         for (i32 b = 0; b < kKeyBlocks; b++) scaled[b] = w.s[t][b] * scale_log2;
         const f32 highest = tile_max(scaled);
         const bool fresh = w.row_sum[t][0] + w.row_sum[t][1] == 0, nothing = highest == -__builtin_inff();
-        w.minus_reference[t] = fresh ? (nothing ? 0.0f : -highest) : w.minus_reference[t];
+        w.minus_reference[t] = fresh ? (nothing ? 0.0f : -(highest + kHeadroom)) : w.minus_reference[t];
         unset |= fresh && nothing;
         fence();
     }
