@@ -71,7 +71,8 @@ def attention(
         rounding: how fp32 becomes bfloat16 inside the kernel: `"rtne"` to nearest even, `"rtna"` to nearest, ties
             away from zero, `"rtz"` toward zero (fastest, least accurate).
         softmax_scale: factor of the scores; None for 128 ** -0.5.
-        return_lse: also return the natural log of the softmax denominators.
+        return_lse: also return the natural log of the softmax denominators. The tuned gfx950 kernel sums bfloat16-rounded
+            probabilities: within 3e-3 of the exact value on ordinary scores, never further than 2 ** -8 (3.9e-3).
         causal: bottom-right aligned causal mask: the last query sees the last key.
         seqlens_k: int32 (B,) on the device of q: valid keys per batch entry; None for all.
         rescale: policy of the running maximum, `"exact"`, `"lazy"` or `"auto"`.

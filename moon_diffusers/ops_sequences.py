@@ -20,7 +20,7 @@ from .problem import Problem
 from .request import Served
 from .routing import Fallback
 
-_OPTIONS = "float? softmax_scale, bool causal, str rounding, str rescale, bool? strict, str scope"
+_OPTIONS = "float? softmax_scale, bool causal, str rounding, str rescale, bool? strict, str scope, bool batch_invariant"
 _VARLEN = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
     f"SymInt max_seqlen_q, SymInt max_seqlen_k, {_OPTIONS}"
@@ -38,6 +38,7 @@ class Options:
     rescale: str
     strict: bool | None
     scope: str
+    batch_invariant: bool
 
 
 # --- packed sequences ------------------------------------------------------------------------------------------------
@@ -243,6 +244,7 @@ def _common(options: Options, q: Tensor, return_lse: bool) -> dict[str, Any]:
         "rounding": options.rounding,
         "rescale": options.rescale,
         "return_lse": return_lse,
+        "batch_invariant": options.batch_invariant,
     }
 
 
@@ -257,7 +259,7 @@ def _alignment(*tensors: Tensor) -> int:
 
 
 def _call_of(kind: Callable[..., Varlen | Paged], arguments: tuple[Any, ...]) -> Varlen | Paged:
-    return kind(*arguments[:-6], Options(*arguments[-6:]))
+    return kind(*arguments[:-7], Options(*arguments[-7:]))
 
 
 def _implementation(kind: type[Varlen] | type[Paged], return_lse: bool) -> Callable[..., Any]:

@@ -31,6 +31,7 @@ def attention_varlen(
     rounding: str = "rtne",
     rescale: str = "auto",
     strict: bool | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention within each of several sequences that lie packed behind one another.
 
@@ -43,10 +44,11 @@ def attention_varlen(
         cu_seqlens_q, cu_seqlens_k: int32 (B + 1,) on the device of q, from 0, never falling.
         max_seqlen_q, max_seqlen_k: length of the longest sequence. None reads the offsets, which on a GPU waits for it;
             too small a number leaves rows or keys out, and is found on the CPU only.
-        softmax_scale, causal, rounding, rescale, strict: as `moon_diffusers.attention`; `causal` is aligned at each
-            sequence's bottom right.
+        softmax_scale, causal, rounding, rescale, strict, batch_invariant: as `moon_diffusers.attention`; `causal` is
+            aligned at each sequence's bottom right.
         return_lse: also return the natural log of the softmax denominators. On gfx950 these sum bfloat16-rounded
-            probabilities: within 3e-3 of the exact value.
+            probabilities: within 3e-3 of the exact value on ordinary scores, never further than 2 ** -8 (3.9e-3), which
+            a row that a single key dominates may reach.
 
     Returns:
         bfloat16 (total_q, H, 128); with `return_lse` also fp32 (H, total_q). Rows behind the last sequence are undefined.
@@ -68,7 +70,7 @@ def attention_varlen(
         raise ArgumentError("cu_seqlens_k", f"shape {tuple(cu_seqlens_k.shape)}", f"the shape of cu_seqlens_q, {shape}")
     longest_q = _longest("cu_seqlens_q", cu_seqlens_q, "max_seqlen_q", max_seqlen_q, q.shape[0])
     longest_k = _longest("cu_seqlens_k", cu_seqlens_k, "max_seqlen_k", max_seqlen_k, k.shape[0])
-    options = _options(softmax_scale, causal, rounding, rescale, strict)
+    options = _options(softmax_scale, causal, rounding, rescale, strict, batch_invariant)
     return _serve(Varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, options), return_lse)
 
 
@@ -85,6 +87,7 @@ def attention_paged(
     rounding: str = "rtne",
     rescale: str = "auto",
     strict: bool | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over keys and values that lie in the pages of a cache.
 
@@ -97,7 +100,7 @@ def attention_paged(
             multiple of Hkv.
         block_table: int32 (B, most pages of an entry), on the device of q.
         seqlens_k: int32 (B,): valid keys of each entry; 0 gives zeros and an LSE of -inf.
-        softmax_scale, causal, return_lse, rounding, rescale, strict: as `attention_varlen`.
+        softmax_scale, causal, return_lse, rounding, rescale, strict, batch_invariant: as `attention_varlen`.
 
     Returns:
         bfloat16 (B, Sq, H, 128); with `return_lse` also fp32 (B, H, Sq).
@@ -118,7 +121,7 @@ def attention_paged(
         if tensor.shape[0] != q.shape[0]:
             raise ArgumentError(name, f"{tensor.shape[0]} rows", f"the batch of q, {q.shape[0]}")
     _check_pages(block_table, seqlens_k, k_cache.shape[0], k_cache.shape[1])
-    options = _options(softmax_scale, causal, rounding, rescale, strict)
+    options = _options(softmax_scale, causal, rounding, rescale, strict, batch_invariant)
     return _serve(Paged(q, k_cache, v_cache, block_table, seqlens_k, options), return_lse)
 
 
@@ -130,7 +133,7 @@ def _serve(call: Varlen | Paged, return_lse: bool) -> Tensor | tuple[Tensor, Ten
     name = "attention_varlen" if isinstance(call, Varlen) else "attention_paged"
     operator: Any = getattr(torch.ops.moon_diffusers, name + ("_lse" if return_lse else ""))
     o = call.options
-    options = (o.softmax_scale, o.causal, o.rounding, o.rescale, o.strict, o.scope)
+    options = (o.softmax_scale, o.causal, o.rounding, o.rescale, o.strict, o.scope, o.batch_invariant)
     tail: tuple[Any, ...]
     if isinstance(call, Varlen):
         tail = (call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q, call.max_seqlen_k)
@@ -140,12 +143,14 @@ def _serve(call: Varlen | Paged, return_lse: bool) -> Tensor | tuple[Tensor, Ten
     return result
 
 
-def _options(scale: float | None, causal: bool, rounding: str, rescale: str, strict: bool | None) -> Options:
+def _options(
+    scale: float | None, causal: bool, rounding: str, rescale: str, strict: bool | None, batch_invariant: bool
+) -> Options:
     check_choice("rounding", rounding, ROUNDINGS)
     check_choice("rescale", rescale, RESCALES)
     if scale is not None and not math.isfinite(scale):
         raise ArgumentError("softmax_scale", repr(scale), "a finite number, None for head_dim ** -0.5")
-    return Options(scale, causal, rounding, rescale, strict, "")
+    return Options(scale, causal, rounding, rescale, strict, "", batch_invariant)
 
 
 def _check_tensors(*tensors: tuple[str, Tensor, int]) -> None:

@@ -79,7 +79,7 @@ def test_pages_are_gathered_in_the_tables_order() -> None:
 @pytest.mark.parametrize("return_lse", [False, True])
 def test_operators_keep_torchs_contract(return_lse: bool) -> None:
     suffix = "_lse" if return_lse else ""
-    options = (None, True, "rtne", "auto", None, "")
+    options = (None, True, "rtne", "auto", None, "", False)
     call = packed()
     torch.library.opcheck(
         getattr(torch.ops.moon_diffusers, "attention_varlen" + suffix).default, (*call.values(), 39, 33, *options)

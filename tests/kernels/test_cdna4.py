@@ -259,7 +259,8 @@ def test_large(
     if kind == "lognormal":
         k = k * torch.randn(seqlen_k).exp()[None, :, None, None].bfloat16()
     out, lse = attention(q, k, v, causal=causal, return_lse=True)
-    check(out, lse, reference(q, k, v, causal=causal))
+    # A row that one key dominates has the LSE error of that key's rounding, 2^-8 at most.
+    check(out, lse, reference(q, k, v, causal=causal), lse_bound=3e-3 if kind == "normal" else 2**-8)
 
 
 @pytest.mark.slow

@@ -103,6 +103,18 @@ def test_one_query_over_a_long_cache_is_split(gfx950: Emulator) -> None:
         check(out[i : i + 1], lse[i : i + 1], reference(q[i : i + 1], k[i][None], v[i][None]), bound=3e-3)
 
 
+def test_batch_invariant_calls_are_not_split(gfx950: Emulator) -> None:
+    lengths = [2000, 1111]
+    q, _, _, k_cache, v_cache, table = paged_case(16, lengths, seqlen_q=1, heads_kv=1)
+    valid = torch.tensor(lengths, dtype=torch.int32)
+    with moon_diffusers.emulate("gfx950"):
+        out = moon_diffusers.attention_paged(q, k_cache, v_cache, table, valid, strict=True, batch_invariant=True)
+        alone = moon_diffusers.attention_paged(
+            q[1:], k_cache, v_cache, table[1:], valid[1:], strict=True, batch_invariant=True
+        )
+    assert gfx950.kernels == [PAGED, PAGED] and torch.equal(out[1:], alone)
+
+
 def test_pages_may_be_shared_and_lie_in_a_wider_buffer(gfx950: Emulator) -> None:
     both = torch.randn(9, 2, 32, 2, 128).bfloat16()  # K and V pages side by side, as some servers keep them
     k_cache, v_cache = both[:, 0], both[:, 1]
