@@ -8,15 +8,39 @@ namespace {
 
 // Vectors of one result row. Where the host has no fused multiply-add, a product of two 16-bit floats is exact in
 // binary32 anyway, so that a separate multiply and add give the same bits but for products outside its range.
-template <int M>
-struct RowOf;
-typedef float f32x4 __attribute__((vector_size(16)));
+#if defined(__clang__)
+typedef float f32x16 __attribute__((ext_vector_type(16)));
+typedef float f32x32 __attribute__((ext_vector_type(32)));
+template <class V>
+inline V splat(float x) {
+    return V(x);
+}
+template <class V>
+inline V fused(V a, V b, V c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_elementwise_fma(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+#else
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef float f32x32 __attribute__((vector_size(128)));
-template <>
-struct RowOf<4> {
-    using V = f32x4;
-};
+template <class V>
+inline V splat(float x) {
+    V r;
+    for (size_t i = 0; i < sizeof(V) / 4; i++) r[i] = x;
+    return r;
+}
+template <class V>
+inline V fused(V a, V b, V c) {
+    V r;
+    for (size_t i = 0; i < sizeof(V) / 4; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return r;
+}
+#endif
+template <int M>
+struct RowOf;
 template <>
 struct RowOf<16> {
     using V = f32x16;
@@ -25,21 +49,6 @@ template <>
 struct RowOf<32> {
     using V = f32x32;
 };
-
-template <class V>
-inline V fused(V a, V b, V c) {
-#if defined(__FMA__) || defined(__aarch64__)
-#if defined(__clang__)
-    return __builtin_elementwise_fma(a, b, c);
-#else
-    V r;
-    for (size_t i = 0; i < sizeof(V) / 4; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return r;
-#endif
-#else
-    return a * b + c;
-#endif
-}
 
 void unpack(const Wave &w, const Operand &o, u16 type, int per, float (*out)[kLanes]) {
     const u32(*rows)[kLanes] = &w.v[o.index];
@@ -76,24 +85,42 @@ struct Accumulator {
     }
 };
 
+// Rows are computed several at a time: their chains of additions are independent, and they share B's row.
+template <int M, int PER>
+void product_of(Wave &w, const Op &op, const MfmaTile &t, const u32 (*c)[kLanes]) {
+    using V = typename RowOf<M>::V;
+    constexpr int groups = kLanes / M, regs = M * M / 64;
+#if defined(__AVX512F__)
+    constexpr int at_once = 2;
+#else
+    constexpr int at_once = 1;
+#endif
+    for (int r0 = 0; r0 < regs; r0 += at_once) {
+        V acc[at_once * groups];
+        int row[at_once * groups];
+        for (int n = 0; n < at_once * groups; n++) {
+            int r = r0 + n / groups, g = n % groups;
+            row[n] = mfma_row(M, r, g);
+            std::memcpy(&acc[n], &c[r][g * M], sizeof(V));
+        }
+        for (int kg = 0; kg < groups; kg++)
+            for (int j = 0; j < PER; j++) {
+                V b;
+                std::memcpy(&b, &t.b[j][kg * M], sizeof(V));
+                for (int n = 0; n < at_once * groups; n++) acc[n] = fused(splat<V>(t.a[j][kg * M + row[n]]), b, acc[n]);
+            }
+        for (int n = 0; n < at_once * groups; n++)
+            std::memcpy(&w.v[op.dst + r0 + n / groups][(n % groups) * M], &acc[n], sizeof(V));
+    }
+}
 template <int M>
 void product(Wave &w, const Op &op, const MfmaTile &t, const u32 (*c)[kLanes]) {
-    using V = typename RowOf<M>::V;
-    constexpr int groups = kLanes / M;
-    const int regs = M * M / 64, per = t.per, kgroups = groups;
-    for (int r = 0; r < regs; r++)
-        for (int g = 0; g < groups; g++) {
-            int row = mfma_row(M, r, g);
-            V acc;
-            std::memcpy(&acc, &c[r][g * M], sizeof(acc));
-            for (int kg = 0; kg < kgroups; kg++)
-                for (int j = 0; j < per; j++) {
-                    V b, a = V{} + t.a[j][kg * M + row];
-                    std::memcpy(&b, &t.b[j][kg * M], sizeof(b));
-                    acc = fused(a, b, acc);
-                }
-            std::memcpy(&w.v[op.dst + r][g * M], &acc, sizeof(acc));
-        }
+    if (t.per == 4)
+        product_of<M, 4>(w, op, t, c);
+    else if (t.per == 8)
+        product_of<M, 8>(w, op, t, c);
+    else
+        product_of<M, 1>(w, op, t, c);  // fp32
 }
 
 // Several blocks: block b's operands are in the lanes of group b, its result in registers or lanes of its own.

@@ -23,6 +23,16 @@ void to_lds(Wave &w, const Op &op, const u8 *const *ptr, u64 mask, u64 zero) {
     u32 slot = n < 4 ? 4 : n;  // sub-dword loads fill a dword a lane
     w.mem.second = true, w.mem.bytes2 = slot, w.mem.mask2 = mask | zero;
     for (int i = 0; i < kLanes; i++) w.mem.addr2[i] = base + u64(i) * slot;
+    if (mask == ~0ull && op.row->b == K_DWORDS && base + u64(kLanes) * slot <= g.lds.size()) {
+        u8 *d = g.lds.data() + base;
+        if (n == 4)
+            for (int i = 0; i < kLanes; i++) std::memcpy(d + 4 * i, ptr[i], 4);
+        else if (n == 16)
+            for (int i = 0; i < kLanes; i++) std::memcpy(d + 16 * i, ptr[i], 16);
+        else
+            for (int i = 0; i < kLanes; i++) std::memcpy(d + 12 * i, ptr[i], 12);
+        return;
+    }
     for (u64 m = mask | zero; m; m &= m - 1) {
         int i = lowest(m);
         u64 at = w.mem.addr2[i];

@@ -51,6 +51,35 @@ u32 perm(u32 s0, u32 s1, u32 sel) {
     return perm_byte(bytes, sel & 255) | perm_byte(bytes, sel >> 8 & 255) << 8 |
            perm_byte(bytes, sel >> 16 & 255) << 16 | perm_byte(bytes, sel >> 24) << 24;
 }
+struct AnyPerm {
+    static constexpr bool arith = false;
+    static u32 f(const Wave &, u32 x, u32 y, u32 z) { return perm(x, y, z); }
+};
+// One selector for all lanes, as kernels use it, needs no 64-bit shifts.
+void perm_lanes(Wave &w, const Op &op) {
+    u32 sel = op.src[2].kind == Kind::VGPR ? ~0u : read_s32(w, op.src[2]);
+    if ((sel & 0xf8f8f8f8u) != 0) {
+        return valu3<AnyPerm, U32, U32, U32, U32>(w, op);
+    }
+    const u32 *s0 = fetch(w, op, 0), *s1 = fetch(w, op, 1);
+    const u32 *from[4];
+    u32 shift[4];
+    for (int k = 0; k < 4; k++) {
+        u32 b = sel >> (8 * k) & 7;
+        from[k] = b < 4 ? s1 : s0;
+        shift[k] = 8 * (b & 3);
+    }
+    const u32 *a = from[0], *b = from[1], *c = from[2], *d = from[3];
+    const u32 sa = shift[0], sb = shift[1], sc = shift[2], sd = shift[3];
+    u32 *r = result(w, op);
+    MOON_LANES r[i] = (a[i] >> sa & 255u) | (b[i] >> sb & 255u) << 8 | (c[i] >> sc & 255u) << 16 | d[i] >> sd << 24;
+    finish(w, op, r, 1);
+}
+constexpr Row perm_row() {
+    Row r = v3<U32, U32, U32, U32>(Enc::VOP3, 493, "v_perm_b32", MOON_XYZ(x + y + z));
+    r.run = perm_lanes;
+    return r;
+}
 u32 absdiff(u32 a, u32 b) { return a > b ? a - b : b - a; }
 u32 sad_u8(u32 a, u32 b) {
     u32 r = 0;
@@ -161,7 +190,7 @@ extern const Row kIntRows[] = {
                            MOON_XYZ(absdiff(x & 0xffff, y & 0xffff) + absdiff(x >> 16, y >> 16) + z)),
     v3<U32, U32, U32, U32>(Enc::VOP3, 476, "v_sad_u32", MOON_XYZ(absdiff(x, y) + z)),
     v3<U32, U32, U32, U32>(Enc::VOP3, 484, "v_msad_u8", MOON_XYZ(msad_u8(x, y) + z)),
-    v3<U32, U32, U32, U32>(Enc::VOP3, 493, "v_perm_b32", MOON_XYZ(perm(x, y, z))),
+    perm_row(),
     v3<U16, U16, U16, U16>(Enc::VOP3, 491, "v_mad_legacy_u16", MOON_XYZ(u32(x) * y + z)),
     v3<I16, I16, I16, I16>(Enc::VOP3, 492, "v_mad_legacy_i16", MOON_XYZ(i32(x) * y + z)),
     v3<U16, U16, U16, U16>(Enc::VOP3, 516, "v_mad_u16", MOON_XYZ(u32(x) * y + z), PRESERVES_HI),

@@ -5,9 +5,42 @@
 namespace moon {
 
 namespace {
+#if defined(__clang__)
+typedef u32 u32x4 __attribute__((ext_vector_type(4)));
+typedef u32 u32x2 __attribute__((ext_vector_type(2)));
+// Four lanes of four dwords at a time become four rows of four lanes.
+void load_all4(u32 (*rows)[kLanes], const u8 *const *ptr) {
+    for (int i = 0; i < kLanes; i += 4) {
+        u32x4 a, b, c, d;
+        std::memcpy(&a, ptr[i], 16), std::memcpy(&b, ptr[i + 1], 16);
+        std::memcpy(&c, ptr[i + 2], 16), std::memcpy(&d, ptr[i + 3], 16);
+        u32x4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+        u32x4 AB = __builtin_shufflevector(a, b, 2, 6, 3, 7), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+        u32x4 r0 = __builtin_shufflevector(ab, cd, 0, 1, 4, 5), r1 = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+        u32x4 r2 = __builtin_shufflevector(AB, CD, 0, 1, 4, 5), r3 = __builtin_shufflevector(AB, CD, 2, 3, 6, 7);
+        std::memcpy(&rows[0][i], &r0, 16), std::memcpy(&rows[1][i], &r1, 16);
+        std::memcpy(&rows[2][i], &r2, 16), std::memcpy(&rows[3][i], &r3, 16);
+    }
+}
+void load_all2(u32 (*rows)[kLanes], const u8 *const *ptr) {
+    for (int i = 0; i < kLanes; i += 4) {
+        u32x2 a, b, c, d;
+        std::memcpy(&a, ptr[i], 8), std::memcpy(&b, ptr[i + 1], 8);
+        std::memcpy(&c, ptr[i + 2], 8), std::memcpy(&d, ptr[i + 3], 8);
+        u32x4 ab = __builtin_shufflevector(a, b, 0, 2, 1, 3), cd = __builtin_shufflevector(c, d, 0, 2, 1, 3);
+        u32x4 r0 = __builtin_shufflevector(ab, cd, 0, 1, 4, 5), r1 = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+        std::memcpy(&rows[0][i], &r0, 16), std::memcpy(&rows[1][i], &r1, 16);
+    }
+}
+#endif
+
 template <int N>
 void load_dwords(u32 (*rows)[kLanes], const u8 *const *ptr, u64 mask) {
     if (mask == ~0ull) {
+#if defined(__clang__)
+        if (N == 4) return load_all4(rows, ptr);
+        if (N == 2) return load_all2(rows, ptr);
+#endif
         for (int i = 0; i < kLanes; i++) {
             u32 x[N];
             std::memcpy(x, ptr[i], sizeof(x));
@@ -20,6 +53,15 @@ void load_dwords(u32 (*rows)[kLanes], const u8 *const *ptr, u64 mask) {
         u32 x[N];
         std::memcpy(x, ptr[i], sizeof(x));
         for (int k = 0; k < N; k++) rows[k][i] = x[k];
+    }
+}
+template <int N>
+void store_dwords(const u32 (*rows)[kLanes], u8 *const *ptr, u64 mask) {
+    for (u64 m = mask; m; m &= m - 1) {
+        int i = lowest(m);
+        u32 x[N];
+        for (int k = 0; k < N; k++) x[k] = rows[k][i];
+        std::memcpy(ptr[i], x, sizeof(x));
     }
 }
 u32 load_small(const u8 *p, u16 kind, u32 old) {
@@ -69,23 +111,18 @@ void load_rows(Wave &w, const Op &op, u16 dst, const u8 *const *ptr, u64 mask, u
 void store_rows(Wave &w, const Op &op, u16 src, u8 *const *ptr, u64 mask) {
     const u32(*rows)[kLanes] = &w.v[src];
     const Row &r = *op.row;
-    int n = r.a / 4;
+    if (r.b == K_DWORDS) {
+        switch (r.a / 4) {
+            case 1: return store_dwords<1>(rows, ptr, mask);
+            case 2: return store_dwords<2>(rows, ptr, mask);
+            case 3: return store_dwords<3>(rows, ptr, mask);
+            default: return store_dwords<4>(rows, ptr, mask);
+        }
+    }
     for (u64 m = mask; m; m &= m - 1) {
         int i = lowest(m);
-        switch (r.b) {
-            case K_DWORDS: {
-                u32 x[4];
-                for (int k = 0; k < n; k++) x[k] = rows[k][i];
-                std::memcpy(ptr[i], x, size_t(n) * 4);
-                break;
-            }
-            case K_U8: ptr[i][0] = u8(rows[0][i]); break;
-            case K_HI8: ptr[i][0] = u8(rows[0][i] >> 16); break;
-            default: {
-                u16 h = u16(r.b == K_HI16 ? rows[0][i] >> 16 : rows[0][i]);
-                std::memcpy(ptr[i], &h, 2);
-            }
-        }
+        u32 x = r.b == K_HI8 || r.b == K_HI16 ? rows[0][i] >> 16 : rows[0][i];
+        std::memcpy(ptr[i], &x, r.b == K_U8 || r.b == K_HI8 ? 1 : 2);  // little endian, as the device
     }
 }
 

@@ -9,7 +9,7 @@ enum MaType : u16 { MA_BF16, MA_F16, MA_F32, MA_I8, MA_OTHER };
 // One MFMA's operands as floats: element j of lane l at [j][l]; K a lane group is `per` elements.
 struct MfmaTile {
     int m = 0, k = 0, blocks = 1, per = 0;  // m is also n
-    float a[16][kLanes], b[16][kLanes];
+    alignas(64) float a[16][kLanes], b[16][kLanes];
 };
 
 void run_mfma(Wave &, const Op &);
