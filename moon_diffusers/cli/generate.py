@@ -89,7 +89,7 @@ def _read_config(ctx: click.Context, _parameter: click.Parameter, value: Path | 
 @click.option(
     "--gate-factor",
     type=float,
-    help="Largest error that passes, in noise floors. Default: 2, with rtz 4.",
+    help="Largest error that passes, in noise floors. Default: 2; 4 for a layer's attention with rtz.",
 )
 @click.option(
     "--minimum-share",

@@ -72,11 +72,6 @@ class _Pair:
     routing: kernel.Routing = field(default_factory=kernel.Routing)
     layers: dict[str, LayerErrors] = field(default_factory=dict)
 
-    @property
-    def factor(self) -> float:
-        """The settings' gate factor, else that of the rounding mode."""
-        return self.settings.gate_factor or GATE_FACTORS[self.settings.rounding]
-
     def baseline(self, label: str, enter: Callable[[], Any] = nullcontext, decode: bool = True) -> RunResult:
         self.progress.run(label)
         with inside_forward(denoisers(self.pipe).values(), enter):
@@ -109,9 +104,11 @@ class _Pair:
         return result
 
     def gate(self, baseline: RunResult, run: RunResult, error: LatentMetrics, floor: LatentMetrics) -> Gate:
+        given = self.settings.gate_factor
+        attention_factor = given or ATTENTION_FACTORS[self.settings.rounding]
         checks: list[Check] = [
-            *attention_checks({n: (layer.kernel, layer.sdpa) for n, layer in self.layers.items()}, self.factor),
-            latent_check(error, floor, self.factor),
+            *attention_checks({n: (layer.kernel, layer.sdpa) for n, layer in self.layers.items()}, attention_factor),
+            latent_check(error, floor, given or LATENT_FACTOR),
             finite_check(error),
             share_check(self.routing.num_served, self.routing.calls, self.settings.minimum_share),
         ]

@@ -35,7 +35,7 @@ class Settings:
         rounding: how the kernel rounds P to bf16: `rtne`, `rtna` or `rtz`.
         emulate: architecture to emulate (`gfx942`, `gfx950`) or None for the real device.
         device: torch device of the pipeline.
-        gate_factor: the largest error that passes, as a multiple of the noise floor; None takes the rounding mode's own.
+        gate_factor: the largest error that passes, as a multiple of the noise floor; None takes the gate's own.
         minimum_share: the smallest share of attention calls the kernel must serve, 0..1.
         attention_errors: measure attention against float64 in every step, not only in the first.
         lossless: also write lossless videos.

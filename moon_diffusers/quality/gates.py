@@ -14,7 +14,8 @@ from typing import Any
 from moon_diffusers.quality.metrics import LatentMetrics
 
 __all__ = [
-    "GATE_FACTORS",
+    "ATTENTION_FACTORS",
+    "LATENT_FACTOR",
     "Check",
     "Gate",
     "attention_checks",
@@ -62,8 +63,9 @@ class Gate:
         return {"passed": self.passed, "checks": [vars(check) for check in self.checks]}
 
 
-# Truncation (rtz) moves every product the same way, so its error is larger by design.
-GATE_FACTORS = {"rtne": 2.0, "rtna": 2.0, "rtz": 4.0}
+LATENT_FACTOR = 2.0
+# Truncation (rtz) moves every product the same way, so its error in one call is larger by design.
+ATTENTION_FACTORS = {"rtne": 2.0, "rtna": 2.0, "rtz": 4.0}
 
 
 def attention_checks(layers: dict[str, tuple[float, float]], factor: float) -> list[Check]:
