@@ -18,7 +18,8 @@ from moon_diffusers.generation.reference import attention_in_fp32, inside_forwar
 from moon_diffusers.generation.run import RunResult, resolved, run_pipeline
 from moon_diffusers.generation.settings import SABOTAGES, GenerateError, Settings
 from moon_diffusers.quality.gates import (
-    GATE_FACTORS,
+    ATTENTION_FACTORS,
+    LATENT_FACTOR,
     Check,
     Gate,
     attention_checks,
