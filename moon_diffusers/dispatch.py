@@ -166,7 +166,7 @@ class Session:
 
     def _target(self) -> Target:
         device = self.device
-        speed = EMULATED_SCORES_PER_SECOND * (os.cpu_count() or 1) if device.emulated else 0.0
+        speed = EMULATED_SCORES_PER_SECOND * _emulator_threads() if device.emulated else 0.0
         return Target(device.info.arch, device.kernels, device.disabled, speed, self.work_limit)
 
     def _run(self, ready: Ready, inputs: dict[str, Tensor], out: Tensor, lse: Tensor | None) -> None:
@@ -392,6 +392,12 @@ if hasattr(os, "register_at_fork"):
 def _host(tensor: Tensor) -> HostArray:
     # A dense view of another order (BHSD over BSHD memory) spans the same bytes.
     return HostArray(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())
+
+
+def _emulator_threads() -> int:
+    named = os.environ.get("MOON_EMULATOR_THREADS", "")
+    # Unset, 0 or nonsense: what the emulator does then is to take all cores.
+    return int(named) if named.isdigit() and int(named) else os.cpu_count() or 1
 
 
 def _capturing() -> bool:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "csrc" / "build"))
 import layouts  # noqa: E402
 
-RIGHT, NOTHING, WRONG, REFUSE = range(4)
+RIGHT, NOTHING, WRONG, REFUSE, WRONG_LSE = range(5)
 
 
 @pytest.fixture(autouse=True)

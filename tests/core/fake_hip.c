@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RIGHT, NOTHING, WRONG, REFUSE };
+enum { RIGHT, NOTHING, WRONG, REFUSE, WRONG_LSE };
 static int mode = RIGHT, launches, live_allocations, properties_wrong_arch;
 static int last_error;
 static int64_t last_stream;
@@ -61,7 +61,7 @@ static void attention(const Args *a) {
                     if (mode == WRONG && r == a->sq - 1) x *= 1.25f;
                     store(a->o, b * a->ob + h * a->oh + r * a->orow + d, x);
                 }
-                if (a->lse) ((float *)a->lse)[b * a->lb + h * a->lh + r] = keys > 0 ? m + logf(sum) : -INFINITY;
+                if (a->lse) ((float *)a->lse)[b * a->lb + h * a->lh + r] = keys > 0 ? m + logf(sum) + (mode == WRONG_LSE) : -INFINITY;
             }
     free(s);
 }

@@ -459,6 +459,22 @@ def test_device_tensors_go_by_address_on_torchs_stream(fake, monkeypatch, curren
     assert switched == ([] if current == 1 else [1])
 
 
+def test_a_workspace_comes_from_torch(fake):
+    session = dispatch.Session(device.open_real(), staged=False)
+    seen = {}
+
+    class Prepared:
+        workspace_bytes = 512
+
+        def __call__(self, stream, addresses):
+            seen.update(addresses, stream=stream)
+
+    q = torch.zeros(1, 1, 1, 128)
+    session._run(dispatch.Ready("a kernel", Prepared(), False), {"q": q}, torch.empty_like(q), None)
+    assert seen["workspace"] % 16 == 0 and seen["workspace"] not in (0, seen["q"], seen["o"])
+    assert seen["q"] == q.data_ptr() and seen["stream"] == 0
+
+
 def test_torch_without_rocm_falls_back_by_name():
     refused = dispatch._session(torch.device("cuda", 0))
     assert refused.reason == "cuda tensors in a torch without ROCm"

@@ -53,6 +53,21 @@ def test_masks_lse_and_chunks(monkeypatch, seqlen_q, seqlen_k, limit, lengths, c
     torch.testing.assert_close(lse.double(), expected_lse, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", [torch.bool, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1, 9, 12), (2, 1, 1, 12), (9, 12), (2, 4, 9, 12)])
+def test_masks_are_cut_with_the_chunks(monkeypatch, shape, kind):
+    q, k, v = bhsd(2, 4, 2, 9, 12)
+    keep = torch.rand(shape) < 0.6
+    keep[..., 0] = True
+    mask = keep if kind == torch.bool else torch.zeros(shape, dtype=kind).masked_fill(~keep, -torch.inf)
+    expected, expected_lse = reference(q, k, v, allowed=keep)
+    monkeypatch.setattr(fallback, "MAX_SCORES", 300)
+    monkeypatch.setattr(fallback, "_FUSED", [torch.nn.attention.SDPBackend.CUDNN_ATTENTION])
+    out, lse = ops.attention(q, k, v, layout="bhsd", attn_mask=mask, return_lse=True)
+    assert relative(out, expected) < 6e-3
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-4, rtol=1e-4)
+
+
 def test_big_shapes_never_use_the_math_backend(monkeypatch):
     seen = []
     original = fallback._call

@@ -18,7 +18,7 @@ from moon_diffusers.planning import Launch, Pointer, plan
 from moon_diffusers.routing import Route, Target, route
 from moon_diffusers.runtime import code_objects, device, hip, launcher, library, memory, selftest, selftest_cases
 
-from .conftest import NOTHING, REFUSE, WRONG, write_manifest
+from .conftest import NOTHING, REFUSE, WRONG, WRONG_LSE, write_manifest
 
 #: Problems of a self-test of the fake kernels: ragged, long, masked.
 CASES = 3
@@ -298,7 +298,7 @@ def test_selftest_passes_once_and_is_remembered(fake, monkeypatch):
     assert len(entries) == 2 and all(entry["passed"] for entry in entries.values())
 
 
-@pytest.mark.parametrize("mode", [NOTHING, WRONG, REFUSE])
+@pytest.mark.parametrize("mode", [NOTHING, WRONG, REFUSE, WRONG_LSE])
 def test_selftest_failure_is_loud_and_not_remembered(fake, mode):
     opened = open_fake(fake)
     fake.mode(mode)
