@@ -73,13 +73,13 @@ __device__ __forceinline__ void run(Wave &w, Loads<paged> &loads, const Span &sp
     if (span.tiles > 0) {
         fill_ring(ring, kFragmentsV, lane_k + kLastSlot, 0);
         multiply(w, kFragmentsV, kFragments, ring, lane_k + kLastSlot, 0, nothing);
+        if constexpr (group == kGroupA) wait_and_meet<kPending>();
     }
 
     i32 rare = 0;
     u32 read_slot = 0;
 #pragma unroll 1
     for (i32 i = 0; i < span.tiles; i++) {
-        if constexpr (group == kGroupA) wait_and_meet<kPending>();
         u32 address_k, address_v;
         loads.look_up();
         if (__builtin_expect(i == rare, 0)) rare = rare_tile<group>(w, loads, span, i);
@@ -103,7 +103,10 @@ __device__ __forceinline__ void run(Wave &w, Loads<paged> &loads, const Span &sp
         i32 tiles_left = span.tiles - 1 - i;
         opaque_scalar(tiles_left);  // or the loop would be turned into one with its exit here, and spill
         if (__builtin_expect(tiles_left > 0, 1)) {
-            multiply(w, kFragmentsV, kFragments, ring, address_k, address_v, nothing);
+            multiply(w, kFragmentsV, kFragments, ring, address_k, address_v, [&](i32 f) {
+                // As soon as the last fragment is in registers: group B need not wait for its products.
+                if (group == kGroupA && f == kFragments - 2) wait_for_lds_and_meet<kPending>();
+            });
         }
         __builtin_amdgcn_s_setprio(0);
     }

@@ -88,6 +88,12 @@ __device__ __forceinline__ void wait_and_meet() {
     asm volatile("s_waitcnt vmcnt(%0)\n\ts_barrier" ::"n"(pending) : "memory");
 }
 
+// The same, when LDS reads are under way whose bytes others may overwrite after the meeting.
+template <i32 pending>
+__device__ __forceinline__ void wait_for_lds_and_meet() {
+    asm volatile("s_waitcnt vmcnt(%0) lgkmcnt(0)\n\ts_barrier" ::"n"(pending) : "memory");
+}
+
 // Pays the debt of an MFMA whose result is read next.
 __device__ __forceinline__ void mfma_wait_states() { asm volatile("s_nop 7\n\ts_nop 0"); }
 
