@@ -24,7 +24,8 @@ class Counts:
     """What happened to the calls of one scope, or of all of them together.
 
     Attributes:
-        served: calls per kernel label, e.g. `{"gfx942 rtne (emulated)": 12}`.
+        served: calls per kernel label, e.g. `{"gfx942 rtne, emulated": 12}`.
+        kernels: the same calls per forward kernel, by its name in the code object.
         fallbacks: calls per reason.
         details: the first call's particulars per reason (shape, estimate), for people.
     """
@@ -32,6 +33,7 @@ class Counts:
     served: dict[str, int] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)
+    kernels: dict[str, int] = field(default_factory=dict)
 
     @property
     def num_served(self) -> int:
@@ -71,11 +73,13 @@ def _counts(scope: str) -> Counts:
     return counts
 
 
-def record_served(label: str, scope: str = "") -> None:
-    """Count one call that ran on the kernel called `label`."""
+def record_served(label: str, scope: str = "", kernel: str = "") -> None:
+    """Count one call that ran under the label `label` on the kernel named `kernel`."""
     with _lock:
-        served = _counts(scope).served
-        served[label] = served.get(label, 0) + 1
+        counts = _counts(scope)
+        counts.served[label] = counts.served.get(label, 0) + 1
+        if kernel:
+            counts.kernels[kernel] = counts.kernels.get(kernel, 0) + 1
 
 
 def record_fallback(reason: str, detail: str = "", scope: str = "") -> None:
@@ -95,6 +99,8 @@ def snapshot(scope: str | None = None) -> Counts:
         for counts in chosen:
             for label, count in counts.served.items():
                 total.served[label] = total.served.get(label, 0) + count
+            for kernel, count in counts.kernels.items():
+                total.kernels[kernel] = total.kernels.get(kernel, 0) + count
             for reason, count in counts.fallbacks.items():
                 total.fallbacks[reason] = total.fallbacks.get(reason, 0) + count
             for reason, detail in counts.details.items():

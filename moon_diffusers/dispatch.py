@@ -37,6 +37,7 @@ class Ready:
     label: str
     prepared: PreparedPlan
     return_lse: bool
+    kernel: str = ""
 
 
 class Session:
@@ -71,7 +72,7 @@ class Session:
                 seqlens_k = seqlens_k.to(torch.int32).contiguous()
             inputs["seqlens_k"] = seqlens_k
         self._run(ready, inputs, out, lse)
-        return Served(ready.label, out, lse)
+        return Served(ready.label, out, lse, ready.kernel)
 
     def ready(self, q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, request: Request) -> Ready | Fallback:
         """What a call of this kind will launch, or why nothing."""
@@ -118,7 +119,7 @@ class Session:
         if isinstance(ready, Fallback):
             return ready
         self._run(ready, inputs, out, lse)
-        return Served(ready.label, out, lse)
+        return Served(ready.label, out, lse, ready.kernel)
 
     def _prepare(
         self,
@@ -162,7 +163,7 @@ class Session:
             except (CodeObjectError, PlanError, HipError) as error:
                 return Fallback("the kernel could not be loaded", str(error))
             label = chosen.label + self.suffix
-            return Ready(label, prepared, problem.return_lse)
+            return Ready(label, prepared, problem.return_lse, chosen.forward.name)
 
     def _target(self) -> Target:
         device = self.device

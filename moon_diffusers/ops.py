@@ -240,7 +240,7 @@ def _run(
     outcome: Served | Fallback
     outcome = Fallback(refusal) if refusal else dispatch.serve(q, k, v, seqlens_k, attn_mask, request, remember_mask)
     if not isinstance(outcome, Fallback):
-        counters.record_served(outcome.label, scope)
+        counters.record_served(outcome.label, scope, outcome.kernel)
         return outcome.out if outcome.lse is None else (outcome.out, outcome.lse)
     check_shapes(q, k, v, layout)
     check_choice("rounding", rounding, ROUNDINGS)

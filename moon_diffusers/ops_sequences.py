@@ -203,7 +203,7 @@ def run(call: Varlen | Paged, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     if isinstance(outcome, Fallback):
         counters.refuse_or_count(outcome.reason, outcome.detail, strict=options.strict, scope=options.scope)
         return call.by_torch(return_lse)
-    counters.record_served(outcome.label, options.scope)
+    counters.record_served(outcome.label, options.scope, outcome.kernel)
     return out, lse if return_lse else None
 
 

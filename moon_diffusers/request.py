@@ -28,11 +28,12 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a kernel computed."""
+    """What a kernel computed; `kernel` is the forward kernel's name in its code object."""
 
     label: str
     out: Tensor
     lse: Tensor | None
+    kernel: str = ""
 
 
 def empty_output(q: Tensor, v: Tensor, layout: str) -> Tensor:

@@ -135,6 +135,19 @@ def test_batch_and_head_strides_past_four_gibi_bytes(arch, strides):
         assert relative(out, expected) <= 3e-3
 
 
+def test_the_tuned_kernel_serves_what_it_can_and_the_general_one_the_rest():
+    q, k, v = bhsd(1, 2, 2, 20, 30)
+    run(q, k, v)
+    run(q, k, v, rescale="lazy")
+    odd = torch.zeros(2 * 30 * 128 + 1).bfloat16()[1:].view(1, 2, 30, 128).copy_(k)
+    run(q, odd, v)
+    assert counters.snapshot().kernels == {
+        "moon_attention_cdna3_rtne_exact": 1,
+        "moon_attention_cdna3_rtne_lazy": 1,
+        "moon_attention_general_rtne": 1,
+    }
+
+
 def test_same_bits_again_and_in_any_batch():
     q, k, v = bhsd(2, 3, 3, 150, 200)
     out = run(q, k, v)

@@ -10,8 +10,10 @@ from moon_diffusers import counters
 
 
 def test_scopes_are_apart_and_add_up():
-    counters.record_served("a kernel", "first")
-    counters.record_served("a kernel", "second")
+    counters.record_served("a kernel", "first", "its_name")
+    counters.record_served("a kernel", "second", "its_name")
+    assert counters.snapshot().kernels == {"its_name": 2}
+    assert counters.snapshot("first").kernels == {"its_name": 1}
     counters.record_fallback("a reason", "the detail", "second")
     counters.record_fallback("a reason", "another detail", "second")
     counters.record_fallback("b reason")
