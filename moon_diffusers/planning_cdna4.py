@@ -35,6 +35,7 @@ def plan_cdna4(problem: Problem, route: Route, device: DeviceInfo) -> LaunchPlan
         first_split, parts = split(blocks, tiles, device.cu_count, causal=problem.causal)
 
     values: dict[str, Value] = {**arguments(problem), "first_split": first_split, "num_splits": parts}
+    values["xcd_count"] = max(device.xcd_count, 1)
     values["page_shift"] = max(problem.page_size.bit_length() - 1, 0)
     if problem.seqlen_k == 1:
         # A stride that nothing uses may be anything; the kernel takes its ranges from it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -229,6 +230,14 @@ def test_waves_without_work_keep_the_others_supplied(gfx950: Emulator) -> None:
     q, k, v = tensors(1, 384, 640, 1, 1)
     check(*attention(q, k, v, causal=True, return_lse=True), reference(q, k, v, causal=True))
     q = q[:, :40]
+    check(*attention(q, k, v, return_lse=True), reference(q, k, v))
+
+
+@pytest.mark.parametrize("xcds", [1, 3, 8])
+def test_any_number_of_dies(gfx950: Emulator, xcds: int) -> None:
+    """Which workgroup takes which rows follows the device's dies; none may be forgotten."""
+    gfx950.device.info = replace(gfx950.device.info, xcd_count=xcds, cu_count=4)
+    q, k, v = tensors(1, 800, 70, 3, 3)
     check(*attention(q, k, v, return_lse=True), reference(q, k, v))
 
 

@@ -106,8 +106,8 @@ struct Work {
     i32 partial;     // number of the part among all partials in the workspace; -1: the block is not split
 };
 
-// Workgroup i runs on XCD i mod 8. Dense: one head's blocks stay on an XCD, whose L2 then serves K and V to all.
-// Causal: all heads' last blocks, which see the most keys, start first.
+// Workgroup i runs on XCD i mod xcd_count. Dense: one head's blocks stay on an XCD, whose L2 then serves K and V to
+// all. Causal: all heads' last blocks, which see the most keys, start first.
 __device__ __forceinline__ void place_block(ArgsPointer a, u32 row_block, u32 blocks_per_head, Work &work) {
     const u32 heads = (u32)a->num_heads, all_heads = heads * (u32)a->batch;
     u32 head_index, block;
@@ -115,10 +115,10 @@ __device__ __forceinline__ void place_block(ArgsPointer a, u32 row_block, u32 bl
         head_index = row_block % all_heads;
         block = blocks_per_head - 1 - row_block / all_heads;
     } else {
-        const u32 unsplit = (u32)a->first_split;
+        const u32 unsplit = (u32)a->first_split, xcds = (u32)a->xcd_count;
         if (row_block < unsplit) {
-            const u32 xcd = row_block % 8, share = unsplit / 8, longer = unsplit % 8;
-            row_block = xcd * share + (xcd < longer ? xcd : longer) + row_block / 8;
+            const u32 xcd = row_block % xcds, share = unsplit / xcds, longer = unsplit % xcds;
+            row_block = xcd * share + (xcd < longer ? xcd : longer) + row_block / xcds;
         }
         head_index = row_block / blocks_per_head;
         block = row_block % blocks_per_head;
