@@ -93,9 +93,10 @@ def test_two_ranks_compute_what_one_does(name, results):
         assert result[name]["error"] < 0.02, result[name]
         assert result[f"{name}, torch"]["error"] < 0.02, result[f"{name}, torch"]
         steps = 2 if name.startswith("ring") else 1
-        # Two blocks: self-attention once a ring step, cross-attention once.
-        assert result[name]["served"] == 2 * (steps + 1) and result[name]["fallbacks"] == 0
-        assert result[f"{name}, torch"]["fallbacks"] == 2 * (steps + 1)
+        # Two blocks: self-attention once a ring step, cross-attention once, or (diffusers 0.36) as often.
+        wanted = (2 * (steps + 1), 2 * (steps + steps))
+        assert result[name]["served"] in wanted and result[name]["fallbacks"] == 0
+        assert result[f"{name}, torch"]["fallbacks"] in wanted
 
 
 def test_each_rank_has_its_part(results):

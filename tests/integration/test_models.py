@@ -81,4 +81,6 @@ def test_small_head_dims_are_padded_when_asked(kernel):
 def floats(value):
     if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
         return value.float()
+    if isinstance(value, (list, tuple)):
+        return type(value)(floats(item) for item in value)
     return {key: floats(item) for key, item in value.items()} if isinstance(value, dict) else value

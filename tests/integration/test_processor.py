@@ -269,6 +269,41 @@ def test_processors_with_weights(kernel):
     assert set(model.state_dict()) == names
 
 
+def test_ip_adapter(kernel):
+    """As load_ip_adapter leaves a UNet: processors with weights on the cross-attention, called with image tokens."""
+    from diffusers.models.attention_processor import IPAdapterAttnProcessor2_0
+
+    model, _ = CASES["unet"].make()
+    set_attn_processor(model, MoonAttnProcessor())
+    torch.manual_seed(0)
+    model.set_attn_processor(
+        {
+            name: IPAdapterAttnProcessor2_0(128, 16, num_tokens=(4,), scale=0.7).bfloat16()
+            if "attn2" in name
+            else processor.__class__()
+            for name, processor in model.attn_processors.items()
+        }
+    )
+    assert all("attn1" in name for name in routed_modules(model)), "loading replaces processors: apply again"
+    names = [name for name in model.attn_processors if "attn2" in name]
+    module = model.get_submodule(names[0].removesuffix(".processor"))
+    states = torch.randn(2, 9, 128).bfloat16()
+    context = (torch.randn(2, 6, 16).bfloat16(), [torch.randn(2, 1, 4, 16).bfloat16()])
+    with torch.no_grad():
+        plain = module(states, encoder_hidden_states=context, ip_adapter_masks=None)
+        set_attn_processor(model, MoonAttnProcessor())
+        assert len(routed_modules(model)) == len(model.attn_processors)
+        routed = module(states, encoder_hidden_states=context, ip_adapter_masks=None)
+        assert counters.snapshot().num_served == 2, "text and image"
+        assert (routed - plain).abs().max() < 0.05
+        # set_ip_adapter_scale finds the processors by class and sets this.
+        assert isinstance(module.processor, IPAdapterAttnProcessor2_0)
+        module.processor.scale = [0.0]
+        restore(model)
+        assert type(module.processor) is IPAdapterAttnProcessor2_0 and module.processor.scale == [0.0]
+        assert not torch.equal(module(states, encoder_hidden_states=context), plain)
+
+
 def test_processors_that_diffusers_makes_anew_can_be_restored(kernel):
     """unload_ip_adapter sets `processor.__class__()` on every module."""
     model, inputs = CASES["sd3"].make()

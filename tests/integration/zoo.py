@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from . import zoo_more
+
 Inputs = dict[str, Any]
 
 
@@ -438,6 +440,13 @@ CASES = {
     "mochi": Case(mochi, mochi_inputs, 4, 4, {}),
     "lumina2": Case(lumina2, lumina2_inputs, 3, 3, {}),
     "sana": Case(sana, sana_inputs, 1, 0, {"additive mask": 1}),
+    "flux 2": Case(zoo_more.flux2, zoo_more.flux2_inputs, 2, 2, {}),
+    "z-image": Case(zoo_more.z_image, zoo_more.z_image_inputs, 3, 3, {}),
+    "hidream": Case(zoo_more.hidream, zoo_more.hidream_inputs, 2, 2, {}),
+    "hunyuan image": Case(zoo_more.hunyuan_image, zoo_more.hunyuan_image_inputs, 3, 2, {"mask differs by query": 1}),
+    "ltx 2": Case(zoo_more.ltx2, zoo_more.ltx2_inputs, 6, 2, {"head_dim 64 is not 128": 4}),
+    "pixart": Case(zoo_more.pixart, zoo_more.pixart_inputs, 2, 0, {"head_dim 72 is not 128": 2}),
+    "wan animate": Case(zoo_more.wan_animate, zoo_more.wan_animate_inputs, 7, 7, {}),
     "cogview4": Case(cogview4, cogview4_inputs, 2, 2, {}),
     "cosmos": Case(cosmos, cosmos_inputs, 2, 2, {}),
 }  # fmt: skip
