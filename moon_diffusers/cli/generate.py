@@ -57,6 +57,7 @@ def _read_config(ctx: click.Context, _parameter: click.Parameter, value: Path | 
     help="One prompt a line: one folder each, and an index of all. Prompts that are done already are left alone.",
 )
 @click.option("--negative-prompt")
+@click.option("--image", help="Picture to start from, for image-to-video pipelines.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--height", type=int)
 @click.option("--width", type=int)
@@ -137,6 +138,7 @@ def generate(
     from moon_diffusers.generation import batch, models
     from moon_diffusers.generation.output import check_output
     from moon_diffusers.generation.place import place
+    from moon_diffusers.generation.run import read_image
     from moon_diffusers.quality.video import require_video_packages
 
     require_video_packages()
@@ -150,6 +152,8 @@ def generate(
         check_output(output, force)
     settings = Settings(model=chosen, prompt=prompts[0], dtype=DTYPES[dtype], **options).with_recommended(recommended)
     settings = place(settings, emulate, device, is_sample=model is None)
+    if settings.image is not None:
+        read_image(settings.image)
     todo = batch.check_batch(output, prompts, settings, force) if prompt_file else [0]
     with _interruptible(output):
         passed = _many(settings, prompts, todo, output) if prompt_file else _one(settings, output)

@@ -16,7 +16,7 @@ from moon_diffusers.generation.models import denoisers
 from moon_diffusers.generation.settings import GenerateError, Settings
 from moon_diffusers.quality.frames import Frames, as_frames
 
-__all__ = ["RunResult", "call_arguments", "resolved", "run_pipeline"]
+__all__ = ["RunResult", "call_arguments", "read_image", "resolved", "run_pipeline"]
 
 
 @dataclass
@@ -51,10 +51,30 @@ def call_arguments(pipe: Any, settings: Settings) -> dict[str, Any]:
         )
     names = ("prompt", "negative_prompt", "height", "width", "num_frames", "num_inference_steps", "guidance_scale")
     given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+    if settings.image is not None:
+        given["image"] = read_image(settings.image)
     for name in given:
         if name not in accepted:
-            raise GenerateError(f"{name} is {given[name]!r}: not an argument of {type(pipe).__name__}")
+            raise GenerateError(f"{name} is {getattr(settings, name)!r}: not an argument of {type(pipe).__name__}")
+    for name, parameter in accepted.items():
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD and name not in given:
+            raise GenerateError(f"{name} is not given; {type(pipe).__name__} needs it")
     return given
+
+
+def read_image(path: str) -> Any:
+    """Read a picture as an RGB PIL image.
+
+    Raises:
+        GenerateError: the file is missing, or no picture.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except OSError as error:
+        raise GenerateError(f"image is {path!r}: cannot be read: {error.strerror or 'no picture'}") from error
 
 
 def run_pipeline(

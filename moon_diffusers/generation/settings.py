@@ -28,6 +28,7 @@ class Settings:
     Attributes:
         model: a pipeline folder, or a Hub id.
         prompt: the text; negative_prompt: what to steer away from (with guidance).
+        image: path of the picture that an image-to-video pipeline starts from.
         seed: of the initial latents, drawn on the CPU so that every machine draws the same.
         height, width: pixels; num_frames: frames; fps: frames per second of the written videos.
         num_inference_steps: denoising steps; guidance_scale: classifier-free guidance, 1 is none.
@@ -48,6 +49,7 @@ class Settings:
     prompt: str
     revision: str | None = None
     negative_prompt: str | None = None
+    image: str | None = None
     seed: int = 0
     height: int | None = None
     width: int | None = None

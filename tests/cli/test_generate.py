@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 from safetensors.torch import load_file
 
 from moon_diffusers import counters, dispatch
 from moon_diffusers.cli import main
 from moon_diffusers.generation import batch, output
+from moon_diffusers.generation.run import call_arguments
+from moon_diffusers.generation.settings import GenerateError, Settings
 from moon_diffusers.quality.video import read_video
 
 FAST = ["--num-inference-steps", "2", "--num-frames", "5", "--height", "32", "--width", "32"]
@@ -169,6 +173,9 @@ BAD_INPUT = [
     "no prompt file",
     "no prompt in the file",
     "steps",
+    "image",
+    "no picture",
+    "no image pipeline",
     "seed",
     "fps",
     "factor",
@@ -187,6 +194,7 @@ def bad_input(tmp_path: Path, tiny_wan: Path) -> dict[str, tuple[list[object], s
     empty = tmp_path / "empty"
     empty.mkdir()
     (tmp_path / "file").write_text("")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "unknown.yaml").write_text("promt: x\n")
     (tmp_path / "none.txt").write_text("# nothing\n")
     return {
@@ -196,6 +204,9 @@ def bad_input(tmp_path: Path, tiny_wan: Path) -> dict[str, tuple[list[object], s
         "no prompt file": (["--prompt-file", tmp_path / "missing.txt"], "prompt_file is"),
         "no prompt in the file": (["--prompt-file", tmp_path / "none.txt"], "holds no prompt"),
         "steps": (["--num-inference-steps", "0"], "num_inference_steps is 0"),
+        "image": (["--emulate", "gfx942", "--image", tmp_path / "none.png"], "image is"),
+        "no picture": (["--emulate", "gfx942", "--image", tmp_path / "none.txt"], "no picture"),
+        "no image pipeline": (["--emulate", "gfx942", "--image", tmp_path / "a.png"], "not an argument of WanPipeline"),
         "seed": (["--seed", "-1"], "seed is -1"),
         "fps": (["--fps", "0"], "fps is 0"),
         "factor": (["--gate-factor", "0"], "gate_factor is 0"),
@@ -233,6 +244,28 @@ def test_unwritable_output_as_any_user(monkeypatch, tmp_path):
     monkeypatch.setattr(output.os, "access", lambda *_: False)
     with pytest.raises(output.GenerateError, match="output is"):
         output.check_output(tmp_path / "run", force=False)
+
+
+def test_a_pipeline_that_needs_an_image_says_so():
+    class NeedsImage:
+        def __call__(self, image, prompt=None, callback_on_step_end=None): ...
+
+    with pytest.raises(GenerateError, match="image is not given; NeedsImage needs it"):
+        call_arguments(NeedsImage(), Settings(model="m", prompt="p"))
+
+
+def test_two_transformers(standin_kernel, tmp_path):
+    """Wan 2.2: one transformer for the noisy half of the steps, another for the rest."""
+    tiny = runpy.run_path(str(Path(__file__).parents[2] / "samples" / "build_tiny_wan.py"))
+    pipe, other = tiny["build_pipeline"](0, num_layers=1), tiny["build_pipeline"](1, num_layers=1)
+    both = type(pipe)(**pipe.components | {"transformer_2": other.transformer}, boundary_ratio=0.9)
+    both.save_pretrained(tmp_path / "two")
+    arguments = ["--model", tmp_path / "two", "--emulate", "gfx942", "--prompt", "a cat", *FAST]
+    code, text = run(*arguments, "--num-inference-steps", "4", "--output", tmp_path / "run", "--attention-errors")
+    assert code == 0, text
+    report = report_of(tmp_path / "run")
+    assert report["routing"]["calls"] == 16 and report["routing"]["share"] == 1.0
+    assert {name.split(".")[0] for name in report["attention_errors"]} == {"transformer", "transformer_2"}
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(fast, tmp_path, monkeypatch):
