@@ -66,15 +66,17 @@ def test_fallback_is_bit_identical(name):
     assert counters.snapshot().fallbacks == {CPU: case.calls}
 
 
-def test_small_head_dims_are_padded_when_asked(kernel):
-    case = CASES["cogvideox"]
-    model, inputs = case.make()
+@pytest.mark.parametrize(
+    ("name", "min_head_dim", "served"), [("cogvideox", 64, 1), ("ltx", 64, 1), ("pixart", 72, 1), ("ltx 2", 64, 6)]
+)
+def test_small_head_dims_are_padded_when_asked(name, min_head_dim, served, kernel):
+    model, inputs = CASES[name].make()
     plain = run(model, inputs)
     exact = run(model.float(), floats(inputs))
     model.bfloat16()
-    moon_diffusers.set_attn_processor(model, MoonAttnProcessor(min_head_dim=64))
+    moon_diffusers.set_attn_processor(model, MoonAttnProcessor(min_head_dim=min_head_dim))
     routed = run(model, inputs)
-    assert counters.snapshot().num_served == case.calls
+    assert counters.snapshot().num_served == served
     assert error(routed, exact) <= 1.5 * error(plain, exact) + 1e-3
 
 

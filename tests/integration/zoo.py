@@ -364,12 +364,12 @@ def sana() -> nn.Module:
     )  # fmt: skip
 
 
-def sana_inputs() -> Inputs:
+def sana_inputs(text_tokens: int = 4) -> Inputs:
     return {
         "hidden_states": rand(1, 4, 8, 8),
         "encoder_hidden_states": rand(1, 6, 16),
         "timestep": torch.tensor([500]),
-        "encoder_attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]]).bool(),
+        "encoder_attention_mask": torch.arange(6)[None] < text_tokens,
         "return_dict": False,
     }
 
@@ -439,7 +439,8 @@ CASES = {
     "ltx": Case(ltx, ltx_inputs, 2, 0, {"head_dim 64 is not 128": 2}),
     "mochi": Case(mochi, mochi_inputs, 4, 4, {}),
     "lumina2": Case(lumina2, lumina2_inputs, 3, 3, {}),
-    "sana": Case(sana, sana_inputs, 1, 0, {"additive mask": 1}),
+    "sana": Case(sana, lambda: sana_inputs(6), 1, 1, {}),
+    "sana, text mask": Case(sana, sana_inputs, 1, 0, {"additive mask": 1}),
     "flux 2": Case(zoo_more.flux2, zoo_more.flux2_inputs, 2, 2, {}),
     "z-image": Case(zoo_more.z_image, zoo_more.z_image_inputs, 3, 3, {}),
     "hidream": Case(zoo_more.hidream, zoo_more.hidream_inputs, 2, 2, {}),
