@@ -123,6 +123,19 @@ void product(Wave &w, const Op &op, const MfmaTile &t, const u32 (*c)[kLanes]) {
         product_of<M, 1>(w, op, t, c);  // fp32
 }
 
+// acc += sum of av[k] * bv[k][...], one after another.
+template <class V>
+void add_products(float *acc, const float *av, const float *const *bv, int n) {
+    V sum;
+    std::memcpy(&sum, acc, sizeof(V));
+    for (int k = 0; k < n; k++) {
+        V b;
+        std::memcpy(&b, bv[k], sizeof(V));
+        sum = fused(splat<V>(av[k]), b, sum);
+    }
+    std::memcpy(acc, &sum, sizeof(V));
+}
+
 // Several blocks: block b's operands are in the lanes of group b, its result in registers or lanes of its own.
 void product_blocks(Wave &w, const Op &op, const MfmaTile &t, const u32 (*c)[kLanes], bool exact) {
     const int m = t.m, groups = kLanes / m, per_block = m * m / 64;
@@ -149,8 +162,9 @@ void product_blocks(Wave &w, const Op &op, const MfmaTile &t, const u32 (*c)[kLa
 
 void product_exact(Wave &w, const Op &op, const MfmaTile &t, const u32 (*c)[kLanes]) {
     const int m = t.m, groups = kLanes / m, regs = m * m / 64;
-    u32 out[16][kLanes];
-    for (int r = 0; r < regs; r++)
+    alignas(64) u32 out[16][kLanes];
+    const bool done = mfma_rows_exact(t, c, out);
+    for (int r = 0; r < regs && !done; r++)
         for (int l = 0; l < kLanes; l++) {
             int row = mfma_row(m, r, l / m), col = l % m;
             float a[64], b[64];
@@ -220,41 +234,42 @@ void run_mfma_i8(Wave &w, const Op &op) {
 void run_smfmac(Wave &w, const Op &op) {
     const Row &r = *op.row;
     const int m = r.a, groups = kLanes / m, dense = r.b / groups, kept = dense / 2, regs = m * m / 64;
-    float a[16][kLanes], b[16][kLanes];
+    alignas(64) float a[16][kLanes], b[16][kLanes];
     unpack(w, op.src[0], r.d, kept, a);
     unpack(w, op.src[1], r.d, dense, b);
     const int set_bits = kept * 2, sets = 32 / set_bits;
     const int set = op.cbsz == 0 ? op.abid % sets : 0;
-    const u32 *index = w.v[op.src[2].index];
-    u32 out[16][kLanes];
-    bool exact = w.launch->options.exact_mma;
+    alignas(64) u32 index[kLanes];  // the destination may be the index register's neighbour
+    std::memcpy(index, w.v[op.src[2].index], sizeof(index));
+    const bool exact = w.launch->options.exact_mma;
     for (int reg = 0; reg < regs; reg++)
         for (int g = 0; g < groups; g++) {
-            int row = mfma_row(m, reg, g);
-            float acc[32];
+            const int row = mfma_row(m, reg, g);
+            alignas(64) float acc[32];
             std::memcpy(acc, &w.v[op.dst + reg][g * m], size_t(m) * 4);
-            float av[64], bv[64][32];
+            float av[64];
+            const float *bv[64];
             int n = 0;
             for (int q = 0; q < groups; q++) {
                 u32 idx = index[q * m + row] >> (set * set_bits);
                 for (int j = 0; j < kept; j++, n++) {
-                    int k = 4 * (j / 2) + int(idx >> (2 * j) & 3);
                     av[n] = a[j][q * m + row];
-                    std::memcpy(bv[n], &b[k][q * m], size_t(m) * 4);
+                    bv[n] = &b[4 * (j / 2) + int(idx >> (2 * j) & 3)][q * m];
                 }
             }
-            for (int col = 0; col < m; col++) {
-                if (exact) {
+            if (exact) {
+                for (int col = 0; col < m; col++) {
                     float bc[64];
                     for (int k = 0; k < n; k++) bc[k] = bv[k][col];
                     acc[col] = mfma_dot_exact(av, bc, n, acc[col]);
-                } else {
-                    for (int k = 0; k < n; k++) acc[col] = __builtin_fmaf(av[k], bv[k][col], acc[col]);
                 }
+            } else if (m == 16) {
+                add_products<f32x16>(acc, av, bv, n);
+            } else {
+                add_products<f32x32>(acc, av, bv, n);
             }
-            std::memcpy(&out[reg][g * m], acc, size_t(m) * 4);
+            std::memcpy(&w.v[op.dst + reg][g * m], acc, size_t(m) * 4);
         }
-    std::memcpy(&w.v[op.dst], out, size_t(regs) * sizeof(out[0]));
 }
 
 }  // namespace moon

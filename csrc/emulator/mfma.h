@@ -19,6 +19,9 @@ void run_smfmac(Wave &, const Op &);
 // The published CDNA3 model of one dot product: n products into c.
 float mfma_dot_exact(const float *a, const float *b, int n, float c);
 
+// The same for all rows of a one-block MFMA; false where an operand or product needs the model above.
+bool mfma_rows_exact(const MfmaTile &t, const u32 (*c)[kLanes], u32 (*out)[kLanes]);
+
 // Row of the result that register r holds in lane group g.
 inline int mfma_row(int m, int r, int g) {
     return m == 32 ? 8 * ((r % 16) / 4) + 4 * g + r % 4 : m == 16 ? 4 * g + r % 4 : r;
