@@ -414,6 +414,7 @@ def test_wrong_targets(target, text):
         ({"min_head_dim": 0}, "min_head_dim"),
         ({"min_head_dim": 129}, "min_head_dim"),
         ({"scope": 3}, "scope"),
+        ({"batch_invariant": "yes"}, "batch_invariant"),
     ],
 )
 def test_wrong_options(options, argument):

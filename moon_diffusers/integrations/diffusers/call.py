@@ -59,6 +59,7 @@ def attend(
         strict=options.strict,
         scope=options.scope,
         min_head_dim=options.min_head_dim,
+        batch_invariant=options.batch_invariant,
     )
 
 

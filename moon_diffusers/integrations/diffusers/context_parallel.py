@@ -92,6 +92,7 @@ def context_parallel_attention(
             strict=options.strict,
             scope=options.scope,
             min_head_dim=options.min_head_dim,
+            batch_invariant=options.batch_invariant,
             return_lse=True,
         )
         return out, lse.transpose(1, 2)

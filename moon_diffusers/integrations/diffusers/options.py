@@ -21,6 +21,7 @@ class Options:
         strict: raise instead of falling back; None leaves it to `moon_diffusers.strict()` and `MOON_STRICT`.
         min_head_dim: smaller head dims than 128 are padded with zeros from here on, still smaller ones fall back.
         scope: label under which the calls are counted, see `moon_diffusers.summary`.
+        batch_invariant: a row's bits must not depend on batch and heads, see `moon_diffusers.attention`.
     """
 
     rounding: str = "rtne"
@@ -28,6 +29,7 @@ class Options:
     strict: bool | None = None
     min_head_dim: int = MIN_HEAD_DIM
     scope: str = ""
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         check_choice("rounding", self.rounding, ROUNDINGS)
@@ -38,6 +40,8 @@ class Options:
             raise ArgumentError("min_head_dim", repr(self.min_head_dim), f"an integer from 1 to {HEAD_DIM}")
         if not isinstance(self.scope, str):
             raise ArgumentError("scope", repr(self.scope), "a string")
+        if self.batch_invariant not in (True, False):
+            raise ArgumentError("batch_invariant", repr(self.batch_invariant), "True or False")
 
     def key(self) -> str:
         """Only what differs from the defaults, e.g. `rounding=rtz,strict=True`; empty for the defaults."""

@@ -42,6 +42,8 @@ class MoonAttnProcessor:
             `moon_diffusers.counters.strict()` or `MOON_STRICT`.
         min_head_dim: head dims from here up to 127 are padded with zeros to 128, smaller ones fall back.
         scope: label under which the calls are counted, see `moon_diffusers.summary(scope)`.
+        batch_invariant: a row's bits must not depend on how many heads and batch entries are computed with it, so that
+            a prompt gives the same video alone and in a batch, as far as attention goes; slower on small calls.
 
     Raises:
         ArgumentError: an option that does not exist.
@@ -55,8 +57,9 @@ class MoonAttnProcessor:
         strict: bool | None = None,
         min_head_dim: int = MIN_HEAD_DIM,
         scope: str = "",
+        batch_invariant: bool = False,
     ) -> None:
-        self.options = Options(rounding, rescale, strict, min_head_dim, scope)
+        self.options = Options(rounding, rescale, strict, min_head_dim, scope, batch_invariant)
 
     def __repr__(self) -> str:
         return f"MoonAttnProcessor({self.options.key()})"
