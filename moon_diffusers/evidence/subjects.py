@@ -136,8 +136,9 @@ def own_subject(
     rescale: str = "auto",
     causal: bool = False,
     kind: reference.Kind = "normal",
+    batch_invariant: bool = False,
 ) -> EmulatedSubject:
-    """The project's kernel on seeded inputs, by the package's own route and plan.
+    """The project's kernel on seeded inputs, by the package's own route and plan; `batch_invariant` keeps keys whole.
 
     Raises ArgumentError where no kernel serves the call; LibraryError, CodeObjectError where nothing is built.
     """
@@ -161,6 +162,7 @@ def own_subject(
         rounding=rounding,
         rescale=rescale,
         return_lse=True,
+        batch_invariant=batch_invariant,
     )
     chosen = route(problem, Target(arch, device.kernels))
     if isinstance(chosen, Fallback):

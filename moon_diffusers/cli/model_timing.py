@@ -1,0 +1,106 @@
+"""`moon-diffusers model-timing`: what the machine code implies for its time, beside AITER's, with its uncertainty."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from moon_diffusers.evidence.timing.ensemble import Prediction, Steady
+    from moon_diffusers.evidence.timing.traces import Data, Subject
+
+ROUNDINGS = {"gfx942": ("rtne", "rtna", "rtz"), "gfx950": ("rtne",)}
+RESCALES = {"gfx942": ("exact", "lazy"), "gfx950": ("lazy",)}
+
+
+@click.command("model-timing")
+@click.option("--arch", type=click.Choice(("gfx942", "gfx950")), default="gfx942", show_default=True)
+@click.option(
+    "--data",
+    "kinds",
+    multiple=True,
+    type=click.Choice(("flat", "normal", "peaky")),
+    default=("flat", "normal"),
+    show_default=True,
+    help="Inputs: equal scores, so that no maximum rises; N(0,1); keys four times as large.",
+)
+@click.option(
+    "--keys",
+    type=click.IntRange(min=512),
+    default=2048,
+    show_default=True,
+    help="Keys of the longer trace; the shorter has half. Maxima rise less often later.",
+)
+@click.option(
+    "--sets",
+    "count",
+    type=click.IntRange(min=1),
+    default=1500,
+    show_default=True,
+    help="Sets of constants drawn from the grid.",
+)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Also write the figures as JSON.")
+def model_timing(arch: str, kinds: tuple[Data, ...], keys: int, count: int, seed: int, output: Path | None) -> None:
+    """Model the steady state of our kernels beside AITER's on one compute unit.
+
+    One workgroup of each kernel runs in the emulator; its trace is replayed under many sets of constants that nobody has
+    published. Only sets that reproduce AITER's published ratios between its rounding modes are kept (gfx942; nothing
+    published constrains gfx950). Figures are minimum / median / maximum over the kept sets. Clocks and power are outside
+    the model, and so is everything beyond one compute unit.
+    """
+    from moon_diffusers.evidence.timing import constants, ensemble
+    from moon_diffusers.evidence.timing.traces import Subject
+
+    sets = constants.sample(arch, count, seed)
+    peers = {mode: Subject("aiter", arch, mode) for mode in ROUNDINGS[arch]}
+    steady = {mode: _steady(subject, keys, "flat") for mode, subject in peers.items()}
+    kept = ensemble.survivors(steady, sets) if arch == "gfx942" else sets
+    if arch == "gfx942":
+        click.echo(
+            f"{arch}: {len(kept)} of {len(sets)} sets of constants reproduce AITER's published ratios within 3 %"
+        )
+    else:
+        click.echo(f"{arch}: {len(kept)} sets of constants; no published ratio constrains them")
+    if not kept:
+        raise click.ClickException("no set of constants reproduces the published ratios: draw more with --sets")
+    rows: list[dict[str, Any]] = []
+    click.echo(f"{'kernel':18s} {'data':7s} {'speed against AITER':>22s} {'matrix utilisation':>22s}  waits most for")
+    for data in kinds:
+        for mode in ROUNDINGS[arch]:
+            peer = ensemble.map_sets(_steady(peers[mode], keys, data).cost, kept)
+            for rescale in RESCALES[arch]:
+                subject = Subject("moon", arch, mode, rescale)
+                found = ensemble.predict(_steady(subject, keys, data), peer, kept)
+                rows.append(_row(subject.name, data, found))
+                waits = ", ".join(f"{name} {share:.0%}" for name, share in list(found.limits.items())[:3])
+                click.echo(f"{subject.name:18s} {data:7s} {found.speed!s:>22s} {found.utilisation!s:>22s}  {waits}")
+    if output:
+        document = {
+            "schema": 1,
+            "arch": arch,
+            "keys": keys,
+            "seed": seed,
+            "drawn": len(sets),
+            "kept": len(kept),
+            "rows": rows,
+        }
+        temporary = output.with_name(f".{output.name}.tmp")
+        temporary.write_text(json.dumps(document, indent=1))
+        temporary.replace(output)
+
+
+def _steady(subject: Subject, keys: int, data: Data) -> Steady:
+    from moon_diffusers.evidence.timing.ensemble import Steady
+    from moon_diffusers.evidence.timing.traces import trace
+
+    return Steady(trace(subject, keys // 2, data), trace(subject, keys, data), keys - keys // 2, subject.rows)
+
+
+def _row(name: str, data: str, found: Prediction) -> dict[str, Any]:
+    ranges = {"speed": found.speed, "utilisation": found.utilisation, "cycles_per_key_and_row": found.cycles}
+    figures = {key: [item.low, item.middle, item.high] for key, item in ranges.items()}
+    return {"kernel": name, "data": data, **figures, "limits": found.limits}
