@@ -161,6 +161,11 @@ struct Decoder {
         }
         if ((r.flags & READS_DST) && r.src[2] != Ty::NONE) n = 3;
         if (!sources(codes, n, 1)) return 0;
+        if (r.enc == Enc::VOP1 && r.op == 82) {  // accvgpr_mov: both are accumulation registers
+            if (op.src[0].kind != Kind::VGPR) return 0;
+            op.src[0].index += 256;
+            op.dst += 256;
+        }
         if (r.flags & CARRY_IN) source(&op.src[2], kVcc, Ty::MASK64, 0);
         return finish(1);
     }
@@ -248,13 +253,18 @@ struct Decoder {
             op.blgp = u8(bits(w1, 31, 29));
             bool acc_d = bits(w, 15, 15), acc[2] = {bits(w1, 27, 27) != 0, bits(w1, 28, 28) != 0};
             if (!sources(codes, 3, 2) || literal) return 0;
+            bool sparse = op.row->flags & SMFMAC, move = op.row->cls == Class::VALU;
+            if (move) {  // accvgpr_read and accvgpr_write: the files are fixed, whatever the bits say
+                bool read = op.row->op == 88;
+                if (read && op.src[0].kind != Kind::VGPR) return 0;
+                if (read) op.src[0].index += 256;
+                if (!read) op.dst += 256;
+                return finish(2);
+            }
             for (int k = 0; k < 2; k++)
                 if (op.src[k].kind == Kind::VGPR && acc[k]) op.src[k].index += 256;
-            bool sparse = op.row->flags & SMFMAC, move = op.row->cls == Class::VALU;
             if (acc_d && !sparse && op.src[2].kind == Kind::VGPR) op.src[2].index += 256;
-            if (acc_d || (move && op.row->op == 89)) op.dst += 256;
-            if (move && op.row->op == 88 && op.src[0].kind == Kind::VGPR && op.src[0].index < 256)
-                op.src[0].index += 256;
+            if (acc_d) op.dst += 256;
             return finish(2);
         }
         if (!(op.row = row(Enc::VOP3P, o))) return 0;
