@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from moon_diffusers.evidence import encoding
@@ -23,15 +24,15 @@ _HORIZON = 20
 
 @dataclass
 class Execution:
-    """What a launch executed: per wavefront the positions of its instructions in ``program``, in order."""
+    """What a workgroup executed: for each distinct wavefront the positions of its instructions in ``program``, in order."""
 
     arch: str
     program: list[Operation]
     addresses: list[int]
     words: list[int]
-    wavefronts: list[list[int]]
+    wavefronts: list[tuple[int, ...]]
 
-    @property
+    @cached_property
     def reached(self) -> set[int]:
         """Addresses of all instructions that some wavefront executed."""
         return {self.addresses[i] for i in {i for wave in self.wavefronts for i in wave}}
@@ -47,8 +48,9 @@ def read_trace(prefix: Path, code: CodeObject, listing: Iterable[Decoded]) -> Ex
     # The trace's listing goes on into the padding behind the kernel.
     padding = Decoded(0, 4, "s_endpgm")
     program = [parse(d.mnemonic, d.operands) for d in (texts.get(a, padding) for a in addresses)]
-    waves = [_positions(path.read_bytes()) for path in sorted(prefix.parent.glob(prefix.name + ".wave*.bin"))]
-    return Execution(code.arch, program, addresses, words, waves)
+    # Wavefronts that ran the same instructions tell the same.
+    waves = {tuple(_positions(path.read_bytes())) for path in prefix.parent.glob(prefix.name + ".wave*.bin")}
+    return Execution(code.arch, program, addresses, words, sorted(waves))
 
 
 def _positions(data: bytes) -> list[int]:
@@ -199,9 +201,14 @@ def _hazards(execution: Execution, wave: Sequence[int], states: dict[int, int]) 
 def nop_matters(execution: Execution, mutant: Mutant) -> bool:
     """Whether some wavefront meets a hazard only because the no-op has become one state short or more."""
     states = {mutant.address: (mutant.words[0] & 0xF) + 1}
-    return any(
-        set(_hazards(execution, wave, states)) - set(_hazards(execution, wave, {})) for wave in execution.wavefronts
-    )
+    # A hazard spans few instructions, so only the surroundings of the no-op can tell.
+    windows = {
+        wave[max(0, i - _HORIZON) : i + _HORIZON + 1]
+        for wave in execution.wavefronts
+        for i, position in enumerate(wave)
+        if execution.addresses[position] == mutant.address
+    }
+    return any(set(_hazards(execution, w, states)) - set(_hazards(execution, w, {})) for w in windows)
 
 
 def cannot_matter(execution: Execution, mutant: Mutant) -> bool:

@@ -76,6 +76,8 @@ def _bound(instruction: Instruction) -> Iterator[tuple[str, str, tuple[int, ...]
     assert destination is not None
     for label, inline in (("-1", 0xC1), ("64", 0xC0)):
         words = (_MOV_B32 | destination << 16 | inline, *([_NOP] * (instruction.size // 4 - 1)))
+        if words[0] == instruction.word:
+            continue
         yield "change buffer bound", f"s{destination} = {label}", words
 
 
