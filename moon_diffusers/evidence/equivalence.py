@@ -1,13 +1,14 @@
-"""Mutants that cannot matter: waits that hold nothing back, wait states that no hazard needs.
+"""Mutants that cannot matter: waits that hold nothing back, wait states that no hazard needs, bounds that nothing meets.
 
 Judged from the instructions that each wavefront really executed, by rules written apart from the emulator's checks:
 memory operations of one kind complete in the order of their issue, LDS operations of a wavefront execute in order, and the
-wait states are those of LLVM's hazard pass.
+wait states are those of LLVM's hazard pass. A bound that is lifted cannot matter when no access then touches more memory.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,13 +25,17 @@ _HORIZON = 20
 
 @dataclass
 class Execution:
-    """What a workgroup executed: for each distinct wavefront the positions of its instructions in ``program``, in order."""
+    """What a workgroup executed: for each distinct wavefront the positions of its instructions in ``program``, in order.
+
+    ``lines``: per wavefront, how many cache lines of global memory each of its instructions touched.
+    """
 
     arch: str
     program: list[Operation]
     addresses: list[int]
     words: list[int]
     wavefronts: list[tuple[int, ...]]
+    lines: list[tuple[int, ...]]
 
     @cached_property
     def reached(self) -> set[int]:
@@ -49,16 +54,20 @@ def read_trace(prefix: Path, code: CodeObject, listing: Iterable[Decoded]) -> Ex
     padding = Decoded(0, 4, "s_endpgm")
     program = [parse(d.mnemonic, d.operands) for d in (texts.get(a, padding) for a in addresses)]
     # Wavefronts that ran the same instructions tell the same.
-    waves = {tuple(_positions(path.read_bytes())) for path in prefix.parent.glob(prefix.name + ".wave*.bin")}
-    return Execution(code.arch, program, addresses, words, sorted(waves))
+    records = [_records(path.read_bytes()) for path in sorted(prefix.parent.glob(prefix.name + ".wave*.bin"))]
+    waves = sorted({positions for positions, _ in records})
+    return Execution(code.arch, program, addresses, words, waves, [lines for _, lines in records])
 
 
-def _positions(data: bytes) -> list[int]:
-    found, at = [], 0
+def _records(data: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions and numbers of touched lines of one wavefront's trace."""
+    positions, lines, at = [], [], 0
     while at + 12 <= len(data):
-        found.append(int.from_bytes(data[at : at + 4], "little"))
-        at += 12 + 4 * int.from_bytes(data[at + 8 : at + 10], "little")
-    return found
+        index, _, _, count = struct.unpack_from("<IHHH", data, at)
+        positions.append(index)
+        lines.append(count)
+        at += 12 + 4 * count
+    return tuple(positions), tuple(lines)
 
 
 @dataclass(frozen=True)

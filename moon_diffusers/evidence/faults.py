@@ -15,6 +15,7 @@ from moon_diffusers.evidence.code_object import CodeObject
 from moon_diffusers.evidence.equivalence import Execution, cannot_matter
 from moon_diffusers.evidence.mutations import Mutant, mutants
 
+LIFTED_BOUND = "change buffer bound"
 ORDERS = ("forward", "reverse", "random:1", "random:2")
 """Wavefront orders under which a mutant runs: bits that depend on the order are wrong bits."""
 
@@ -44,7 +45,7 @@ class Subject(Protocol):
         """The kernels of ``image`` that are launched."""
         ...
 
-    def traces(self) -> Iterator[Execution]:
+    def traces(self, image: bytes) -> Iterator[Execution]:
         """What each workgroup of each launch executes."""
         ...
 
@@ -85,7 +86,7 @@ class Baseline:
         if errors:
             raise MoonError(f"{subject.name}: the unchanged kernel has errors: {errors[0]}")
         self.outputs = first.outputs
-        self.executions = list(subject.traces())
+        self.executions = list(subject.traces(subject.image))
         self.known = set(first.kinds())
         for order in ORDERS[1:]:
             other = subject.run(subject.image, {"order": order})
@@ -105,6 +106,9 @@ class Baseline:
 
     def harmless(self, mutant: Mutant) -> bool:
         """Whether rules apart from the emulator's checks prove that a mutant cannot matter to this launch."""
+        if mutant.operator == LIFTED_BOUND and mutant.change.endswith("-1"):
+            lifted = self.subject.traces(mutant.apply(self.code))
+            return all(a.lines == b.lines for a, b in zip(self.executions, lifted, strict=True))
         return all(cannot_matter(execution, mutant) for execution in self.executions)
 
     def judge(self, mutant: Mutant) -> Outcome:

@@ -68,15 +68,15 @@ class EmulatedSubject:
         """The kernels of ``image`` that are launched."""
         return frozenset(call.name for call in self.calls if call.image is None)
 
-    def traces(self) -> Iterator[Execution]:
+    def traces(self, image: bytes) -> Iterator[Execution]:
         """What each workgroup of each launch of ``image``'s kernels executes."""
-        code = CodeObject(self.image)
-        listing = decode_check.parse_emulator(open_emulator(self.arch).hip.disassemble(self.image))
+        code = CodeObject(image)
+        listing = decode_check.parse_emulator(open_emulator(self.arch).hip.disassemble(image))
         with tempfile.TemporaryDirectory() as folder:
             for place, call in enumerate(self.calls):
                 for workgroup in range(0 if call.image else math.prod(call.grid)):
                     prefix = Path(folder, f"{place}-{workgroup}")
-                    seen = self.run(self.image, {"trace": str(prefix), "trace_workgroup": str(workgroup)})
+                    seen = self.run(image, {"trace": str(prefix), "trace_workgroup": str(workgroup)})
                     if seen.error:
                         raise MoonError(f"{self.name}: cannot be traced: {seen.error}")
                     yield read_trace(prefix.with_name(f"{prefix.name}.{place}"), code, listing)

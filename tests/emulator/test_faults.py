@@ -84,7 +84,7 @@ def execution(*lines: str) -> Execution:
         immediate = int(text, 0) if mnemonic in ("s_waitcnt", "s_nop") else 0
         words.append((0xBF8C0000 if mnemonic == "s_waitcnt" else 0xBF800000) | immediate)
         program.append(operands.parse(mnemonic, "" if mnemonic in ("s_waitcnt", "s_nop") else text))
-    return Execution("gfx942", program, list(range(len(lines))), words, [tuple(range(len(lines)))])
+    return Execution("gfx942", program, list(range(len(lines))), words, [tuple(range(len(lines)))], [])
 
 
 def dropped(line: int) -> Mutant:
