@@ -55,6 +55,7 @@ struct CheckState {
     u32 clock = 1000;
     u32 last_mfma = 0;
     u32 mfma_at[kVgprs] = {}, valu_at[kVgprs] = {}, trans_at[kVgprs] = {}, c_read_at[kVgprs] = {};
+    u32 wide_store_at[kVgprs] = {};  // data of a store of more than 8 bytes
     u8 mfma_passes[kVgprs] = {}, c_passes[kVgprs] = {};
     RegRange mfma_dst[kVgprs];
     u32 valu_sgpr_at[kSgprs] = {}, salu_at[kSgprs] = {};

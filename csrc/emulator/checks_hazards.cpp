@@ -93,6 +93,27 @@ void after_valu(WorkerState &s, Wave &w, const OpUse &u, u32 index) {
         }
         return true;
     });
+    if (u.valu) {
+        for (int k = 0; k < u.sreads; k++)
+            for (u32 i = u.sread[k].first; i < u32(u.sread[k].first) + u.sread[k].count && i < kSgprs; i++)
+                if (Short d = distance(now, c.valu_sgpr_at[i], u.div_fmas ? 4 : 2)) {
+                    // AITER's masked tiles leave one state between a compare and its select: a warning.
+                    warn(s, w, index, Check::WAIT_STATES_SOFT, "warning", "s" + std::to_string(i),
+                         "VALU reads an SGPR or VCC that VALU wrote", d);
+                    break;
+                }
+        if (u.lane_read)
+            if (Short d = distance(now, c.valu_exec_at, 4))
+                warn(s, w, index, Check::WAIT_STATES, "error", "exec", "a lane read follows a VALU write of EXEC", d);
+        each(u.vwrite, u.vwrites, [&](u32 r, int) {
+            if (Short d = distance(now, c.wide_store_at[r], 2)) {
+                warn(s, w, index, Check::WAIT_STATES_SOFT, "warning", register_name(r),
+                     "VALU overwrites the data of a store of more than 8 bytes", d);
+                return false;
+            }
+            return true;
+        });
+    }
     if (matrix)
         if (Short d = distance(now, c.valu_exec_at, 4))
             warn(s, w, index, Check::WAIT_STATES, "error", "exec", "an MFMA follows a VALU write of EXEC", d);
@@ -110,6 +131,13 @@ void after_valu(WorkerState &s, Wave &w, const OpUse &u, u32 index) {
                 warn(s, w, index, Check::WAIT_STATES_SOFT, "warning", "m0",
                      "a direct-to-LDS load follows a SALU write of M0", d);
     }
+}
+
+// A buffer instruction whose offset is an SGPR: it has issued its data before the next instruction can touch it.
+bool scalar_offset(const OpUse &u) {
+    bool buffer = false, single = false;
+    for (int k = 0; k < u.sreads; k++) buffer |= u.sread[k].count == 4, single |= u.sread[k].count == 1;
+    return buffer && single;
 }
 
 }  // namespace
@@ -142,6 +170,11 @@ void checks_hazards(WorkerState &s, Wave &w, const Op &op, const OpUse &u, u32 i
                 if (i == kExec) c.valu_exec_at = now;
             }
     } else {
+        if (u.kind == OpKind::VMEM_STORE && !scalar_offset(u))
+            each(u.vread, u.vreads, [&](u32 r, int k) {
+                if (u.vread[k].count > 2) c.wide_store_at[r] = now;
+                return true;
+            });
         each(u.vwrite, u.vwrites, [&](u32 r, int) {  // loads
             c.valu_at[r] = 0, c.mfma_at[r] = 0, c.trans_at[r] = 0;
             return true;

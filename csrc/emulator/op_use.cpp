@@ -152,6 +152,7 @@ OpUse describe_use(const Op &op, u8 arch) {
                                      : OpKind::VALU;
     u.valu = r.cls != Class::MFMA;
     u.trans = r.cls == Class::TRANS;
+    u.div_fmas = std::strncmp(r.name, "v_div_fmas", 10) == 0;
     u.dpp = op.suffix == 4;
     u.lane_read = r.flags & SCALAR_DST;
     u.permlane_swap = std::strncmp(r.name, "v_permlane", 10) == 0;

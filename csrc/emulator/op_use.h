@@ -37,7 +37,8 @@ struct OpUse {
     u8 vreads = 0, vwrites = 0, sreads = 0, swrites = 0;
     i8 accumulator = -1;  // which of vread is an MFMA's C
     i8 wide_addend = -1;  // which of vread is a 64-bit addend, whose high half only the result's high half depends on
-    bool trans = false, dpp = false, lane_read = false, permlane_swap = false, flat = false, exec_free = false;
+    bool div_fmas = false, trans = false, dpp = false, lane_read = false, permlane_swap = false, flat = false,
+         exec_free = false;
     bool valu = false;             // issues to the vector ALU (VALU, TRANS)
     u8 passes = 0;                 // of an MFMA: 4 cycles each
     i16 vmcnt = -1, lgkmcnt = -1;  // of s_waitcnt; -1: not waited for

@@ -8,6 +8,7 @@ wait states are those of LLVM's hazard pass. A bound that is lifted cannot matte
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -183,8 +184,16 @@ def _required(arch: str, producer: Operation, consumer: Operation) -> int:
         scalars = {r for r in producer.writes if r[0] == "s" or r == "vcc"}
         if consumer.kind in ("load", "store", "dma") and scalars & uses:
             need = max(need, 5)
-        if "exec" in producer.writes and consumer.kind == "mfma":
+        if consumer.kind in ("valu", "trans") and scalars & uses:
+            need = max(need, 4 if consumer.mnemonic.startswith("v_div_fmas") and "vcc" in scalars else 2)
+        lanes = consumer.mnemonic.startswith(("v_readlane", "v_readfirstlane"))
+        if "exec" in producer.writes and (consumer.kind == "mfma" or lanes):
             need = max(need, 4)
+    elif producer.kind == "store" and consumer.kind in ("valu", "trans"):
+        # Data of more than 8 bytes is read late, but for a buffer store whose offset is an SGPR.
+        wide = producer.mnemonic.endswith(("x3", "x4")) and not re.search(r"\bs\d+ offen", producer.text)
+        data = producer.operands[0 if producer.mnemonic.startswith("buffer") else 1]
+        need = 2 if wide and writes & data else 0
     elif producer.kind == "salu" and "m0" in producer.writes and consumer.kind == "dma":
         need = 1
     return need
@@ -203,7 +212,7 @@ def _hazards(execution: Execution, wave: Sequence[int], states: dict[int, int]) 
         if operation.kind == "nop":
             length = (execution.words[position] & 0xF) + 1
         now += states.get(address, length)
-        if operation.kind in ("mfma", "valu", "trans", "salu"):
+        if operation.kind in ("mfma", "valu", "trans", "salu", "store"):
             recent = [*(item for item in recent if now - item[0] <= _HORIZON), (now - 1, position)]
 
 

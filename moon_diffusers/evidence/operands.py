@@ -42,6 +42,7 @@ class Operation:
     writes: frozenset[str]
     reads: frozenset[str]
     operands: tuple[frozenset[str], ...]
+    text: str = ""
 
 
 def registers(text: str) -> frozenset[str]:
@@ -77,7 +78,7 @@ def parse(mnemonic: str, text: str) -> Operation:
     operands = tuple(registers(part) for part in re.split(r",(?![^\[]*\])", text)) if text else ()
     everything = frozenset().union(*operands)
     if kind in ("store", "dma", "lds_write", "wait", "barrier", "nop", "other") or mnemonic.startswith(_NO_DESTINATION):
-        return Operation(mnemonic, kind, frozenset(), everything, operands)
+        return Operation(mnemonic, kind, frozenset(), everything, operands, text)
     destinations = 2 if mnemonic.startswith(_TWO_DESTINATIONS) else 1
     writes = frozenset().union(*operands[:destinations])
     reads = frozenset().union(*operands[destinations:])
@@ -85,4 +86,4 @@ def parse(mnemonic: str, text: str) -> Operation:
         reads |= writes
     if "saveexec" in mnemonic:
         reads, writes = reads | {"exec"}, writes | {"exec"}
-    return Operation(mnemonic, kind, writes, reads, operands)
+    return Operation(mnemonic, kind, writes, reads, operands, text)

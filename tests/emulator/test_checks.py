@@ -61,6 +61,33 @@ CASES = {
         "0x3fc",
         "0x400",
     ),
+    "VCC read too soon": (
+        "v_cmp_lt_u32_e32 vcc, 3, v0\n{fault}\nv_cndmask_b32_e32 v3, v0, v1, vcc",
+        "s_nop 1",
+        "s_nop 0",
+    ),
+    "SGPR pair read too soon": (
+        "v_cmp_lt_u32_e64 s[12:13], 3, v0\n{fault}\nv_cndmask_b32_e64 v3, v0, v1, s[12:13]",
+        "s_nop 1",
+        "s_nop 0",
+    ),
+    "SGPR of a lane read too soon": (
+        "v_readfirstlane_b32 s12, v0\n{fault}\nv_add_u32_e32 v3, s12, v0",
+        "s_nop 1",
+        "s_nop 0",
+    ),
+    "VCC before v_div_fmas": (
+        "v_cmp_lt_u32_e32 vcc, 3, v0\n{fault}\nv_div_fmas_f32 v3, v0, v0, v0",
+        "s_nop 3",
+        "s_nop 2",
+    ),
+    "data of a wide store overwritten": (
+        "v_mov_b32_e32 v4, 0\nv_mov_b32_e32 v5, 0\nv_mov_b32_e32 v6, 0\nv_mov_b32_e32 v7, 0\nv_mov_b32_e32 v3, 0\n"
+        "v_and_b32_e32 v2, 15, v0\n"
+        "v_lshlrev_b32_e32 v2, 4, v2\nglobal_store_dwordx4 v2, v[4:7], s[4:5]\n{fault}\nv_mov_b32_e32 v5, 1",
+        "s_nop 1",
+        "s_nop 0",
+    ),
     "MFMA result read too soon": (
         """v_mov_b32_e32 v4, 0
 v_mov_b32_e32 v5, 0

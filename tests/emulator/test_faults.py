@@ -127,6 +127,9 @@ def test_which_waits_matter(lines, matters):
         (("v_mov_b32_e32 v4, 0", "s_nop 1", "v_mfma_f32_16x16x16_bf16 v[0:3], v[4:5], v[6:7], 0"), True),
         (("s_mov_b32 m0, s4", "s_nop 3", DMA), False),
         (("v_readfirstlane_b32 s8, v1", "s_nop 4", DMA), True),
+        (("v_cmp_lt_u32_e32 vcc, 3, v0", "s_nop 1", "v_cndmask_b32_e32 v3, v0, v1, vcc"), True),
+        (("global_store_dwordx4 v1, v[4:7], s[4:5]", "s_nop 1", "v_mov_b32_e32 v5, 0"), True),
+        (("global_store_dwordx2 v1, v[4:5], s[4:5]", "s_nop 1", "v_mov_b32_e32 v5, 0"), False),
         (("v_mov_b32_e32 v4, 0", "s_nop 3", "v_mov_b32_e32 v5, v4"), False),
     ],
 )  # fmt: skip
