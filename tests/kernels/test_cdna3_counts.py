@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moon_diffusers.evidence import calls, reference
 from moon_diffusers.evidence.tile_counts import ours
 
 from .conftest import Emulator
@@ -30,6 +31,15 @@ def test_a_rising_maximum(gfx942: Emulator, rounding: str) -> None:
     assert rising["valu"] <= STEADY[rounding] + 100 and rising["trans"] <= 54
     twice = ours(gfx942.device, rounding, "exact", "both halves")
     assert twice["mfma"] == 192 and twice["valu"] <= STEADY[rounding] + 160
+
+
+def test_memory_traffic(gfx942: Emulator) -> None:
+    """The pre-pass moves V once in and once out, not a byte more; the attention kernel's LDS reads meet no bank conflict."""
+    q, k, v = reference.inputs(1, 40, 321, 1, 1)
+    values, forward = calls.run(gfx942.device, calls.Call(q, k, v, family="cdna3"), {"counts": "on"}).reports
+    assert values["counts"]["global_bytes"] == 321 * 256 + 6 * 64 * 256
+    assert values["counts"]["lds_bytes"] == 0
+    assert forward["counts"]["lds_bytes"] > 0 and forward["counts"]["lds_conflict_cycles"] == 0
 
 
 def test_resources(gfx942: Emulator) -> None:
