@@ -29,6 +29,8 @@ class CustomBuildHook(BuildHookInterface):
             # `moon-diffusers generate` without --model finds it there; a checkout uses the folder itself.
             for file in sample.rglob("*"):
                 if file.suffix in (".json", ".safetensors"):
-                    build_data["force_include"][str(file)] = f"moon_diffusers/_samples/{file.relative_to(sample.parent)}"
+                    build_data["force_include"][str(file)] = (
+                        f"moon_diffusers/_samples/{file.relative_to(sample.parent)}"
+                    )
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-manylinux_{targets.GLIBC.replace('.', '_')}_{platform.machine()}"

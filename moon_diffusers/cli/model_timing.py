@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from moon_diffusers.evidence.timing.ensemble import Prediction, Steady
+    from collections.abc import Callable
+
+    from moon_diffusers.evidence.capture import CapturedCall
+    from moon_diffusers.evidence.timing.ensemble import Prediction, Steady, Whole
     from moon_diffusers.evidence.timing.traces import Data, Subject
 
 ROUNDINGS = {"gfx942": ("rtne", "rtna", "rtz"), "gfx950": ("rtne",)}
@@ -43,8 +46,15 @@ RESCALES = {"gfx942": ("exact", "lazy"), "gfx950": ("lazy",)}
     help="Sets of constants drawn from the grid.",
 )
 @click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--captured",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Also model the calls that `moon-diffusers capture` kept in this file: whole launches, begin and end included.",
+)
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Also write the figures as JSON.")
-def model_timing(arch: str, kinds: tuple[Data, ...], keys: int, count: int, seed: int, output: Path | None) -> None:
+def model_timing(
+    arch: str, kinds: tuple[Data, ...], keys: int, count: int, seed: int, captured: Path | None, output: Path | None
+) -> None:
     """Model the steady state of our kernels beside AITER's on one compute unit.
 
     One workgroup of each kernel runs in the emulator; its trace is replayed under many sets of constants that nobody has
@@ -69,15 +79,22 @@ def model_timing(arch: str, kinds: tuple[Data, ...], keys: int, count: int, seed
         raise click.ClickException("no set of constants reproduces the published ratios: draw more with --sets")
     rows: list[dict[str, Any]] = []
     click.echo(f"{'kernel':18s} {'data':7s} {'speed against AITER':>22s} {'matrix utilisation':>22s}  waits most for")
-    for data in kinds:
+
+    def compare(label: str, make: Callable[[Subject], Steady | Whole]) -> None:
         for mode in ROUNDINGS[arch]:
-            peer = ensemble.map_sets(_steady(peers[mode], keys, data).cost, kept)
+            peer = ensemble.map_sets(make(peers[mode]).cost, kept)
             for rescale in RESCALES[arch]:
                 subject = Subject("moon", arch, mode, rescale)
-                found = ensemble.predict(_steady(subject, keys, data), peer, kept)
-                rows.append(_row(subject.name, data, found))
+                found = ensemble.predict(make(subject), peer, kept)
+                rows.append(_row(subject.name, label, found))
                 waits = ", ".join(f"{name} {share:.0%}" for name, share in list(found.limits.items())[:3])
-                click.echo(f"{subject.name:18s} {data:7s} {found.speed!s:>22s} {found.utilisation!s:>22s}  {waits}")
+                click.echo(f"{subject.name:18s} {label:7s} {found.speed!s:>22s} {found.utilisation!s:>22s}  {waits}")
+
+    for data in kinds:
+        compare(data, lambda subject, data=data: _steady(subject, keys, data))  # type: ignore[misc]
+    for call in _captured_calls(captured):
+        click.echo(f"{call.module}, step {call.step}, {call.k.shape[1]} keys, whole launch:")
+        compare("capture", lambda subject, call=call: _whole(subject, call))  # type: ignore[misc]
     if output:
         document = {
             "schema": 1,
@@ -98,6 +115,19 @@ def _steady(subject: Subject, keys: int, data: Data) -> Steady:
     from moon_diffusers.evidence.timing.traces import trace
 
     return Steady(trace(subject, keys // 2, data), trace(subject, keys, data), keys - keys // 2, subject.rows)
+
+
+def _captured_calls(path: Path | None) -> list[CapturedCall]:
+    from moon_diffusers.evidence.capture import load
+
+    return load(path) if path else []
+
+
+def _whole(subject: Subject, call: CapturedCall) -> Whole:
+    from moon_diffusers.evidence.timing.ensemble import Whole
+    from moon_diffusers.evidence.timing.traces import trace_captured
+
+    return Whole(trace_captured(subject, call), call.k.shape[1], subject.rows)
 
 
 def _row(name: str, data: str, found: Prediction) -> dict[str, Any]:

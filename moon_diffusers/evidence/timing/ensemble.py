@@ -35,6 +35,21 @@ class Steady:
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """A kernel's whole life on one workgroup, begin and end included: for sequences too short for a steady state."""
+
+    workgroup: Workgroup
+    keys: int
+    rows: int
+
+    def cost(self, constants: Constants) -> Cost:
+        """What a key costs, begin and end spread over all keys."""
+        result = replay(self.workgroup, constants)
+        busy = sum(result.matrix_busy) / 4 / result.cycles
+        return Cost(result.cycles / self.keys / self.rows, busy, limits(result))
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """`cycles` per key and query row of a workgroup; share of the cycles that the matrix pipes work; why waves wait."""
 
@@ -96,7 +111,7 @@ class Prediction:
     limits: dict[str, float]  # of the set with the median speed
 
 
-def predict(ours: Steady, peer: Sequence[Cost], sets: Sequence[Constants]) -> Prediction:
+def predict(ours: Steady | Whole, peer: Sequence[Cost], sets: Sequence[Constants]) -> Prediction:
     """`peer` holds the peer's costs for the same sets, in order."""
     costs = map_sets(ours.cost, sets)
     speeds = [theirs.cycles / mine.cycles for mine, theirs in zip(costs, peer, strict=True)]

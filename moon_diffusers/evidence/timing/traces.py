@@ -6,16 +6,19 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moon_diffusers.emulator.trace import Trace, TraceTable, read_table, read_trace
-from moon_diffusers.errors import MoonError
-from moon_diffusers.evidence import aiter, subjects
+from moon_diffusers.errors import ArgumentError, MoonError
+from moon_diffusers.evidence import aiter, reference, subjects
 
 from .library import RECORD, WaveTrace, Workgroup, make_instructions
+
+if TYPE_CHECKING:
+    from moon_diffusers.evidence.capture import CapturedCall
 
 #: Inputs: equal scores, so that no maximum rises after the first tile; N(0,1); keys four times as large.
 Data = Literal["flat", "normal", "peaky"]
@@ -65,21 +68,51 @@ class Subject:
         return 384 if self.maker == "moon" else 256
 
 
+def _make(subject: Subject, shape: aiter.Shape, kind: reference.Kind) -> subjects.EmulatedSubject:
+    """The kernel on random inputs, its keys in one piece."""
+    if subject.maker == "aiter":
+        kernel = aiter.Kernel(subject.arch, subject.rounding, False)  # type: ignore[arg-type]
+        return subjects.aiter_subject(kernel, shape, kind)
+    options: dict[str, Any] = {"rounding": subject.rounding, "rescale": subject.rescale}
+    return subjects.own_subject(subject.arch, shape, kind=kind, batch_invariant=True, **options)
+
+
 def trace(subject: Subject, keys: int, data: Data) -> Workgroup:
     """Run one workgroup of the kernel over `keys` keys in the emulator and return what its wavefronts executed.
 
     Raises AiterUnavailableError where AITER's code object cannot be had, MoonError if the launch fails.
     """
-    shape = aiter.Shape(1, subject.rows, keys, 1, 1)
-    kind: Any = "normal" if data == "flat" else data
-    if subject.maker == "aiter":
-        kernel = aiter.Kernel(subject.arch, subject.rounding, False)  # type: ignore[arg-type]
-        made = subjects.aiter_subject(kernel, shape, kind)
-    else:
-        options = {"rounding": subject.rounding, "rescale": subject.rescale}
-        made = subjects.own_subject(subject.arch, shape, kind=kind, batch_invariant=True, **options)  # type: ignore[arg-type]
+    made = _make(subject, aiter.Shape(1, subject.rows, keys, 1, 1), "normal" if data == "flat" else data)
     if data == "flat":
         made.arrays["k"][:] = made.arrays["k"][:, :1]
+    return _run(made)
+
+
+def trace_captured(subject: Subject, call: CapturedCall) -> Workgroup:
+    """As `trace`, on the first head of a captured call; queries are repeated to fill the workgroup.
+
+    Raises ArgumentError for a call that is causal or has another head dim than 128.
+    """
+    if call.causal or call.q.shape[-1] != 128:
+        raise ArgumentError("call", call.module, "a dense call with head dim 128")
+    q, k, v = (bits(t[0, :, 0]) for t in (call.q, call.k, call.v))
+    shape = aiter.Shape(1, subject.rows, len(k), 1, 1)
+    made = _make(subject, shape, "normal")
+    made.arrays["q"][0, :, 0] = np.resize(q, (subject.rows, 128))
+    made.arrays["k"][0, :, 0] = k
+    made.arrays["v"][0, :, 0] = v
+    return _run(made)
+
+
+def bits(tensor: Any) -> NDArray[np.uint16]:
+    """bf16 values of a torch tensor as their bit patterns."""
+    import torch
+
+    return np.asarray(tensor.to(torch.bfloat16).contiguous().view(torch.int16).numpy()).view(np.uint16)
+
+
+def _run(made: subjects.EmulatedSubject) -> Workgroup:
+    """Launch with a trace of workgroup 0, and keep the forward launch's."""
     with tempfile.TemporaryDirectory() as folder:
         prefix = Path(folder, "trace")
         seen = made.run(made.image, {"trace": str(prefix), "trace_workgroup": "0", "checks": "off"})
