@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import io
 import math
 from pathlib import Path
 from typing import Any
 
 from moon_diffusers.quality.charts import line_chart
+from moon_diffusers.quality.frames import to_uint8
+from moon_diffusers.quality.video import read_video
 
 __all__ = ["decibel", "figure", "jsonable", "percent", "render_index", "render_report", "sci", "seconds"]
 
@@ -24,7 +27,8 @@ def jsonable(value: Any) -> Any:
 def render_report(report: dict[str, Any], folder: Path) -> str:
     """Return report.html's text; the mp4 files in `folder` are embedded."""
     names = ("side_by_side", "without_kernel", "with_kernel")
-    videos = {name: _data_url(folder / f"{name}.mp4") for name in names}
+    videos = {name: _video_url(folder / f"{name}.mp4") for name in names}
+    posters = {name: _poster_url(folder / f"{name}.mp4") for name in names}
     rows = [report["comparison"], *report["noise_floors"]]
     charts = [
         line_chart(
@@ -39,7 +43,7 @@ def render_report(report: dict[str, Any], folder: Path) -> str:
             {row["name"]: row["frames"]["psnr_per_frame"] for row in rows},
         ),
     ]
-    return _render("report.html.j2", r=report, videos=videos, rows=rows, charts=charts)
+    return _render("report.html.j2", r=report, videos=videos, posters=posters, rows=rows, charts=charts)
 
 
 def render_index(entries: list[dict[str, Any]], summary: dict[str, Any]) -> str:
@@ -62,8 +66,17 @@ def _render(template: str, **values: Any) -> str:
     return str(environment.get_template(template).render(**values))
 
 
-def _data_url(path: Path) -> str:
+def _video_url(path: Path) -> str:
     return "data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+
+
+def _poster_url(path: Path) -> str:
+    """Return the first frame as a picture: for before playing, and for browsers that cannot play."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(to_uint8(read_video(path, 1)[0])[0]).save(file, "JPEG", quality=92)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
 def sci(value: float | None) -> str:

@@ -7,6 +7,7 @@ RGB exactly, for comparing runs later.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 from pathlib import Path
 
@@ -46,9 +47,9 @@ def write_mp4(path: Path, frames: Frames, fps: float) -> None:
     array = to_uint8(frames)
     pad = ((0, 0), (0, array.shape[1] % 2), (0, array.shape[2] % 2), (0, 0))
     parameters = ["-crf", "12", "-preset", "medium", "-movflags", "+faststart", "-pix_fmt", "yuv420p"]
-    # Without the tags a browser guesses the colour matrix from the height.
-    parameters += ["-vf", "scale=out_color_matrix=bt709:out_range=tv"]
-    parameters += ["-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv"]
+    # Without tags a browser guesses the matrix from the height; frames are sRGB, so that is what the transfer says.
+    tags = "setparams=color_primaries=bt709:color_trc=iec61966-2-1:colorspace=bt709:range=tv"
+    parameters += ["-vf", f"scale=out_color_matrix=bt709:out_range=tv,{tags}"]
     _write(path, np.pad(array, pad, mode="edge"), fps, "libx264", "yuv420p", parameters)
 
 
@@ -57,8 +58,8 @@ def write_lossless(path: Path, frames: Frames, fps: float) -> None:
     _write(path, to_uint8(frames), fps, "libx264rgb", "rgb24", ["-crf", "0", "-preset", "medium"])
 
 
-def read_video(path: Path) -> tuple[Frames, float]:
-    """Read a whole video: its frames and its frames per second.
+def read_video(path: Path, max_frames: int | None = None) -> tuple[Frames, float]:
+    """Read a video, or its first `max_frames` frames: the frames and the frames per second.
 
     Raises:
         VideoError: the file is missing, or ffmpeg cannot decode it.
@@ -71,7 +72,9 @@ def read_video(path: Path) -> tuple[Frames, float]:
         reader = imageio_ffmpeg.read_frames(str(path), pix_fmt="rgb24")
         meta = next(reader)
         width, height = meta["size"]
-        frames = [np.frombuffer(data, np.uint8).reshape(height, width, 3) for data in reader]
+        data = itertools.islice(reader, max_frames)
+        frames = [np.frombuffer(item, np.uint8).reshape(height, width, 3) for item in data]
+        reader.close()
     except (OSError, RuntimeError, StopIteration, KeyError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise VideoError(f"video {str(path)!r} cannot be decoded: {reason}") from error

@@ -65,7 +65,9 @@ def test_everything_is_written_and_the_gate_passes(fast, tmp_path):
     latents = load_file(tmp_path / "run" / "latents.safetensors")
     assert not torch.equal(latents["without_kernel"], latents["with_kernel"])
     page = (tmp_path / "run" / "report.html").read_text()
-    assert page.count("data:video/mp4;base64,") == 3 and "http" not in page.replace("http-equiv", "")
+    assert page.count("data:video/mp4;base64,") == page.count(
+        "data:image/jpeg;base64,"
+    ) == 3 and "http" not in page.replace("http-equiv", "")
     assert read_video(tmp_path / "run" / "side_by_side.mp4")[0].shape[0] == 5
 
 

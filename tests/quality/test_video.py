@@ -84,3 +84,21 @@ def test_a_missing_ffmpeg_is_named(monkeypatch):
     monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", missing)
     with pytest.raises(VideoError, match="no ffmpeg"):
         require_video_packages()
+
+
+def test_mp4_says_how_its_colours_are_meant(tmp_path, clip):
+    """Without the tags browsers show other colours than were written."""
+    import subprocess
+
+    import imageio_ffmpeg
+
+    write_mp4(tmp_path / "a.mp4", clip, 8)
+    told = subprocess.run(
+        [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(tmp_path / "a.mp4")], capture_output=True, text=True
+    )
+    assert "yuv420p(tv, bt709/bt709/iec61966-2-1" in told.stderr
+
+
+def test_reading_the_first_frames_alone(tmp_path, clip):
+    write_lossless(tmp_path / "a.mkv", clip, 8)
+    assert np.array_equal(read_video(tmp_path / "a.mkv", 2)[0], read_video(tmp_path / "a.mkv")[0][:2])
