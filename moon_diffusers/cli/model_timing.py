@@ -51,9 +51,21 @@ RESCALES = {"gfx942": ("exact", "lazy"), "gfx950": ("lazy",)}
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Also model the calls that `moon-diffusers capture` kept in this file: whole launches, begin and end included.",
 )
+@click.option(
+    "--timeline",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw two waves of a SIMD over some tiles (.png or .svg), our first kernel, published constants.",
+)
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Also write the figures as JSON.")
 def model_timing(
-    arch: str, kinds: tuple[Data, ...], keys: int, count: int, seed: int, captured: Path | None, output: Path | None
+    arch: str,
+    kinds: tuple[Data, ...],
+    keys: int,
+    count: int,
+    seed: int,
+    captured: Path | None,
+    timeline: Path | None,
+    output: Path | None,
 ) -> None:
     """Model the steady state of our kernels beside AITER's on one compute unit.
 
@@ -95,6 +107,22 @@ def model_timing(
     for call in _captured_calls(captured):
         click.echo(f"{call.module}, step {call.step}, {call.k.shape[1]} keys, whole launch:")
         compare("capture", lambda subject, call=call: _whole(subject, call))  # type: ignore[misc]
+    first = next((row for row in rows if row["kernel"].startswith("moon rtne")), None)
+    if first is not None:
+        from moon_diffusers.evidence.timing import whole_gpu
+
+        speed = first["speed"][1]
+        click.echo(
+            f"\nWhole GPU, self-attention, {first['kernel']} at its median of {speed:.2f} a key and row ({first['data']}):"
+        )
+        click.echo(whole_gpu.markdown(whole_gpu.table(arch, speed)))
+    if timeline:
+        from moon_diffusers.evidence.timing.timeline import draw
+        from moon_diffusers.evidence.timing.traces import trace
+
+        subject = Subject("moon", arch, ROUNDINGS[arch][0], RESCALES[arch][-1])
+        draw(trace(subject, keys, kinds[0]), constants.PUBLISHED[arch], timeline, f"{subject.name} on {arch}, modelled")
+        click.echo(f"timeline: {timeline}")
     if output:
         document = {
             "schema": 1,

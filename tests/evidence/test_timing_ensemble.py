@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from moon_diffusers.evidence import aiter
-from moon_diffusers.evidence.timing import constants, ensemble, traces
+from moon_diffusers.evidence.timing import constants, ensemble, timeline, traces, whole_gpu
 from moon_diffusers.evidence.timing.library import CLASSES, Constants, replay
 from moon_diffusers.evidence.timing.traces import Subject, instruction, trace
 
@@ -102,3 +103,22 @@ def test_ranges_are_ordered() -> None:
     spread = ensemble.Range.of([3.0, 1.0, 2.0])
     assert (spread.low, spread.middle, spread.high) == (1.0, 2.0, 3.0)
     assert str(spread) == "1.00 / 2.00 / 3.00"
+
+
+def test_whole_gpu_counts_rounds_by_hand() -> None:
+    """(1, 12, 32760) on 304 CUs: 86 x 12 = 1032 blocks, 4 rounds; 912 whole and 120 in 5 parts: 3 + 2 / 5."""
+    row = whole_gpu.table("gfx942", 1.2, ((1, 12, 32760),))[0]
+    assert (row.rounds, row.parts) == (4, 5)
+    assert row.split_rounds == pytest.approx(3.4)
+    assert row.aiter_rounds == 6  # 128 x 12 = 1536 blocks of 256 rows
+    assert row.speed == pytest.approx(6 * 256 / 384 * 1.2 / 4)
+    assert row.ideal <= row.split_rounds <= row.rounds
+    assert "1, 12, 32,760" in whole_gpu.markdown([row])
+
+
+def test_timeline_is_drawn(ours: ensemble.Steady, tmp_path: Path) -> None:
+    path = tmp_path / "timeline.svg"
+    timeline.draw(ours.short, Constants(), path, "title", cycles=4000)
+    text = path.read_text()
+    assert text.count("#3a5fcd") > 0 and text.count("#c1440e") > 0  # matrix instructions and exponentials are there
+    assert [item.name for item in tmp_path.iterdir()] == ["timeline.svg"]
