@@ -195,7 +195,7 @@ s_endpgm
   .amdhsa_kernarg_size {kernarg}
   .amdhsa_user_sgpr_kernarg_segment_ptr 1
   .amdhsa_system_sgpr_workgroup_id_x 1
-  .amdhsa_next_free_vgpr 128
+  .amdhsa_next_free_vgpr 256
   .amdhsa_accum_offset 128
   .amdhsa_next_free_sgpr 96
   .amdhsa_float_round_mode_32 {mode.rounding}
@@ -227,8 +227,8 @@ def metadata(
     .private_segment_fixed_size: 0
     .wavefront_size: 64
     .sgpr_count: 96
-    .vgpr_count: 128
-    .agpr_count: 0
+    .vgpr_count: 256
+    .agpr_count: 128
     .max_flat_workgroup_size: {block}"""
         )
     return f""".amdgpu_metadata

@@ -175,3 +175,27 @@ for _abid in (0, 1):
             close(16, 4, sparse=True, abid=_abid), {"a": "bf8", "b": "bf16", "c": "u32", "d": "acc4"}, d=4,
             archs=("gfx950",), compare="any", options=FAST)
     )  # fmt: skip
+# Accumulation registers: a128 is not v128, and a matrix instruction takes and leaves its operands there.
+_TO_A = "\n".join(f"v_accvgpr_write_b32 a{i}, v{48 + i}" for i in range(4))
+_FROM_A = "\n".join(f"v_accvgpr_read_b32 v{64 + i}, a{i}" for i in range(4))
+
+
+def _through_accumulators(state: State) -> None:
+    state.d = np.where(state.active[:, :, None], state.a[:, :, None], state.d)
+
+
+ROWS += [
+    Row("v_accvgpr_write_b32", "v_accvgpr_write_b32 a127, {a}\ns_nop 7\nv_accvgpr_read_b32 {d}, a127", _through_accumulators,
+        {"a": "u32"}, d=1),
+    Row("v_accvgpr_read_b32", "v_mov_b32_e32 v96, 0\nv_accvgpr_write_b32 a96, {a}\ns_nop 7\nv_accvgpr_read_b32 {d}, a96",
+        _through_accumulators, {"a": "u32"}, d=1),
+    Row("v_accvgpr_mov_b32", "v_accvgpr_write_b32 a3, {a}\ns_nop 7\nv_accvgpr_mov_b32 a4, a3\ns_nop 7\nv_accvgpr_read_b32 {d}, a4",
+        _through_accumulators, {"a": "u32"}, d=1),
+    Row("v_mfma_f32_16x16x16_bf16 accumulators",
+        f"{_TO_A}\ns_nop 7\nv_mfma_f32_16x16x16_bf16 a[0:3], {{a}}, {{b}}, a[0:3]\ns_nop 15\ns_nop 7\n{_FROM_A}",
+        close(16, 4), {"a": "bf4", "b": "bf4", "c": "acc4"}, d=4, compare="any", full_exec=True, options=FAST),
+    Row("v_mfma_f32_16x16x16_bf16 accumulator operands",
+        "v_accvgpr_write_b32 a8, v16\nv_accvgpr_write_b32 a9, v17\ns_nop 7\n"
+        "v_mfma_f32_16x16x16_bf16 {d}, a[8:9], {b}, {c}",
+        close(16, 4), {"a": "bf4", "b": "bf4", "c": "acc4"}, d=4, compare="any", full_exec=True, options=FAST),
+]  # fmt: skip
