@@ -9,8 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from diffusers.models.attention_dispatch import dispatch_attention_fn
+from torch.nn.functional import scaled_dot_product_attention
 
 from moon_diffusers import MoonAttnProcessor, counters, dispatch, restore, set_attn_processor
+from moon_diffusers.integrations.diffusers.backend import install_backend
+from moon_diffusers.integrations.diffusers.options import Options
 
 from .conftest import StandIn
 from .test_models import error
@@ -59,6 +63,8 @@ def check(rank: int, folder: str) -> None:
             counts = counters.snapshot(name if served else f"{name}, torch")
             lengths = sorted(stand_in.calls) if served else []
             stand_in.calls.clear()
+            one_call = split_call(model._parallel_config, rank, name)
+            stand_in.calls.clear()
             after = None
             if "ulysses" in name:
                 restore(model)
@@ -69,9 +75,24 @@ def check(rank: int, folder: str) -> None:
                 "fallbacks": counts.num_fallbacks,
                 "calls": lengths,
                 "restored": after,
+                "one call": one_call,
             }
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+def split_call(config: Any, rank: int, scope: str) -> float:
+    """Error of one call whose keys weigh very unlike on the two ranks."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 16, 2, 128) for _ in range(3))
+    k[:, 8:] *= 3
+    q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+    mine = [x.chunk(2, dim=1)[rank].contiguous() for x in (q, k, v)]
+    backend = install_backend(Options(scope=f"{scope}, one call"))
+    out = dispatch_attention_fn(*mine, backend=backend, parallel_config=config)
+    heads_first = [x.transpose(1, 2).float() for x in (q, k, v)]
+    wanted = scaled_dot_product_attention(*heads_first).transpose(1, 2).chunk(2, dim=1)[rank]
+    return error(out, wanted)
 
 
 SESSION = dispatch._session
@@ -89,7 +110,8 @@ def test_two_ranks_compute_what_one_does(name, results):
     for result in results:
         if name not in result:
             pytest.skip("unknown to this diffusers")
-        # bf16 noise; a log-sum-exp to the base 2 would give 0.1.
+        # A log-sum-exp to the base 2 gives 0.1.
+        assert result[name]["one call"] < 0.01 and result[f"{name}, torch"]["one call"] < 0.01
         assert result[name]["error"] < 0.02, result[name]
         assert result[f"{name}, torch"]["error"] < 0.02, result[f"{name}, torch"]
         steps = 2 if name.startswith("ring") else 1

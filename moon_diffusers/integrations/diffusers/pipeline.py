@@ -9,7 +9,7 @@ from torch import nn
 
 from moon_diffusers.errors import ArgumentError
 
-from .processor import MoonAttnProcessor, adopt, adoption, release
+from .processor import MoonAttnProcessor, adopt, adoption, is_routed, release
 
 #: Components that denoise. The VAE (head dims up to 512), text encoders and the like are never touched.
 DENOISERS = ("transformer", "unet", "controlnet")
@@ -61,7 +61,7 @@ def routed_modules(pipe_or_model: Any) -> list[str]:
     names = []
     for name, model in _models(pipe_or_model, None, everything=True).items():
         for path, module in _attention_modules(model):
-            if adoption(module.processor) is not None:
+            if is_routed(module.processor):
                 names.append(".".join(part for part in (name, path) if part))
     return names
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from moon_diffusers.errors import MoonError
 
-from .backend import install_backend
+from .backend import install_backend, is_ours
 from .intercept import routed_class
 from .options import MIN_HEAD_DIM, Options
 
@@ -94,7 +94,7 @@ def adopt(processor: Any, options: Options) -> Any:
         return processor
     record = adoption(processor)
     if record is not None:
-        if record.options == options and _is_routed(processor, options):
+        if record.options == options and is_routed(processor):
             return processor
         processor = release(processor)
     if isinstance(processor, (FunctionType, type)) or not hasattr(processor, "__dict__"):
@@ -120,11 +120,6 @@ def release(processor: Any) -> Any:
     if record is None:
         return processor
     original = record.original
-    if original is None:
-        original = copy.copy(processor)
-        original.__dict__.pop(_RECORD, None)
-        original.__class__ = type(processor)._moon_base
-        return original
     for name, value in processor.__dict__.items():
         if name not in _ROUTE_ATTRIBUTES:
             original.__dict__[name] = value
@@ -133,18 +128,16 @@ def release(processor: Any) -> Any:
 
 def adoption(processor: Any) -> Adoption | None:
     """The record of a routed processor, None for others."""
-    record = getattr(processor, "__dict__", {}).get(_RECORD)
-    if record is None and hasattr(type(processor), "_moon_base"):
-        # diffusers made it by `processor.__class__()`, as unload_ip_adapter does.
-        return Adoption(type(processor)._moon_options, None)
+    record: Adoption | None = getattr(processor, "__dict__", {}).get(_RECORD)
     return record
 
 
-def _is_routed(processor: Any, options: Options) -> bool:
-    """Whether the route is still in place: `set_attention_backend` may have chosen another since."""
-    if hasattr(processor, "_attention_backend"):
-        return processor._attention_backend is install_backend(options)
-    return hasattr(type(processor), "_moon_base")
+def is_routed(processor: Any) -> bool:
+    """Whether a processor's attention calls are routed: `set_attention_backend` may have chosen otherwise since."""
+    record = adoption(processor)
+    if record is None:
+        return False
+    return not hasattr(processor, "_attention_backend") or is_ours(processor._attention_backend)
 
 
 def accept_templates() -> None:
