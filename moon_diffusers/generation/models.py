@@ -116,16 +116,15 @@ def load_pipeline(settings: Settings) -> Any:
     loader: Any = importlib.import_module("diffusers").DiffusionPipeline
     dtype = getattr(torch, settings.dtype)
     path = Path(settings.model).expanduser()
-    by_component: Any = {"default": dtype, "vae": torch.float32} if _has_wan_vae(path) else dtype
+    source = str(path) if path.is_dir() else settings.model
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            source = str(path) if path.is_dir() else settings.model
+            index = loader.load_config(source, revision=settings.revision)
+            # Wan decodes visibly wrong in 16 bits; its pipelines cast the latents to the VAE's dtype themselves.
+            has_wan_vae = index.get("vae", [None, None])[1] == "AutoencoderKLWan"
+            by_component = {"default": dtype, "vae": torch.float32} if has_wan_vae else dtype
             pipe = loader.from_pretrained(source, revision=settings.revision, **{argument: by_component})
-            vae: Any = getattr(pipe, "vae", None)
-            if type(vae).__name__ == "AutoencoderKLWan" and vae.dtype != torch.float32:
-                # Wan decodes visibly wrong in 16 bits; its pipelines cast the latents to the VAE's dtype themselves.
-                vae.to(torch.float32)
             pipe.to(settings.device)
     except (OSError, ValueError, RuntimeError, ImportError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -161,9 +160,3 @@ def _read_index(path: Path) -> dict[str, Any]:
     if not isinstance(index, dict):
         raise GenerateError(f"model is {str(path)!r}: model_index.json is no JSON object")
     return index
-
-
-def _has_wan_vae(path: Path) -> bool:
-    if not path.is_dir():
-        return False
-    return bool(_read_index(path).get("vae", [None, None])[1] == "AutoencoderKLWan")

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from moon_diffusers import counters, dispatch
 from moon_diffusers.cli import main
 from moon_diffusers.generation import batch, output
+from moon_diffusers.generation.models import load_pipeline
 from moon_diffusers.generation.run import call_arguments
 from moon_diffusers.generation.settings import GenerateError, Settings
 from moon_diffusers.quality.video import read_video
@@ -254,6 +255,14 @@ def test_a_pipeline_that_needs_an_image_says_so():
 
     with pytest.raises(GenerateError, match="image is not given; NeedsImage needs it"):
         call_arguments(NeedsImage(), Settings(model="m", prompt="p"))
+
+
+def test_dtypes_of_the_parts(tiny_wan):
+    pipe = load_pipeline(Settings(model=str(tiny_wan), prompt="p"))
+    assert (pipe.transformer.dtype, pipe.text_encoder.dtype) == (torch.bfloat16, torch.bfloat16)
+    # loaded in fp32, not rounded to bf16 and widened again
+    stored = load_file(tiny_wan / "vae" / "diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(value, stored[name]) for name, value in pipe.vae.state_dict().items())
 
 
 def test_two_transformers(standin_kernel, tmp_path):
