@@ -102,7 +102,7 @@ def disassembly(text: str) -> dict[str, list[Instruction]]:
     kernels = {}
     for kernel in json.loads(text):
         kernels[kernel["kernel"]] = [
-            Instruction(i["address"], i["mnemonic"], i["text"], i["target"] if i["target"] >= 0 else None)
+            Instruction(i["address"], i["mnemonic"], i["text"], i["target"] if "branch" in i["mnemonic"] else None)
             for i in kernel["instructions"]
         ]
     return kernels
@@ -170,10 +170,14 @@ def _successors(blocks: dict[int, list[Instruction]]) -> dict[int, list[int]]:
 def _ways_around(blocks: dict[int, list[Instruction]], start: int) -> Iterator[list[Instruction]]:
     """Every simple cycle through the block at `start`, as its instructions in order."""
     successors = _successors(blocks)
+    # Only what leads back: the ways out of the loop are too many to try.
+    leads_back = {start}
+    while grown := {b for b, ways in successors.items() if b not in leads_back and leads_back & set(ways)}:
+        leads_back |= grown
     stack = [(start, [start])]
     while stack:
         at, way = stack.pop()
-        for successor in successors[at]:
+        for successor in leads_back & set(successors[at]):
             if successor == start:
                 yield [item for block in way for item in blocks[block]]
             elif successor not in way:

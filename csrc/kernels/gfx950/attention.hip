@@ -133,7 +133,7 @@ __device__ __forceinline__ void start_stream(Stream &s, u64 first, i64 stride_ba
     s.lane_offset[1] = lane_offset + s.row_bytes;
 }
 
-// Points the streams at the part's keys and starts the steps before the loop.
+// Points the streams at the part's keys and asks for K of the first tile.
 template <bool paged>
 __device__ __forceinline__ void start_loads(Loads<paged> &loads, ArgsPointer a, const Work &work, i32 wave) {
     const u32 lane = lane_id();
@@ -162,8 +162,6 @@ __device__ __forceinline__ void start_loads(Loads<paged> &loads, ArgsPointer a, 
     loads.slot = kLastSlot;
     asm volatile("s_nop 4");  // pays the debt of the first load: a readfirstlane may have made its resource
     loads.bring(-1, 2);
-#pragma unroll
-    for (i32 step = 0; step < kAhead; step++) loads.bring(step, kLoadsPerStep);
 }
 
 __device__ __forceinline__ void start_wave(Wave &w, ArgsPointer a, const Work &work, i32 wave) {
@@ -188,25 +186,47 @@ __device__ __forceinline__ void start_wave(Wave &w, ArgsPointer a, const Work &w
     w.sparse_index = column % 2 ? (i32)0xEEEEEEEE : 0x44444444;
 }
 
+// Where a workgroup's rows go, found before the loop and kept: a few scalar registers are free.
+struct Output {
+    u64 o;           // the block's first row, or its partial
+    u64 lse;         // of the block's first row; null: not wanted
+    i64 row_stride;  // of o, bytes
+    i32 rows;
+    i32 split;
+};
+
+__device__ __forceinline__ Output find_output(ArgsPointer a, const Work &work) {
+    const i64 first_row = work.row0_q + work.first_row;
+    Output output;
+    output.rows = work.rows;
+    output.split = work.partial >= 0;
+    output.row_stride = a->o_stride_row * (i64)kElement;
+    output.o = a->o + (u64)(work.batch * a->o_stride_batch + work.head * a->o_stride_head) * kElement +
+               (u64)(first_row * output.row_stride);
+    const i64 lse_at = work.batch * a->lse_stride_batch + work.head * a->lse_stride_head + first_row;
+    output.lse = a->lse ? a->lse + (u64)lse_at * sizeof(f32) : 0;
+    if (output.split) output.o = a->workspace + (u64)work.partial * sizeof(Partial);
+    output.o = uniform(output.o);
+    output.lse = uniform(output.lse);
+    return output;
+}
+
 // O divided by the row sum, and LSE. A row that saw no key gives zeros and -inf; a NaN score makes its row NaN.
-__device__ __forceinline__ void store_rows(const Wave &w, ArgsPointer a, const Work &work, i32 wave) {
+__device__ __forceinline__ void store_rows(const Wave &w, const Output &output, i32 wave) {
     const u32 lane = lane_id();
     const i32 column = (i32)(lane % 16), group = (i32)(lane / 16);
-    const i64 first_row = work.row0_q + work.first_row;
-    const u64 base = a->o + (u64)(work.batch * a->o_stride_batch + work.head * a->o_stride_head) * kElement;
-    f32 *lse = reinterpret_cast<f32 *>(a->lse);
-    if (lse) lse += work.batch * a->lse_stride_batch + work.head * a->lse_stride_head + first_row;
+    f32 *lse = reinterpret_cast<f32 *>(output.lse);
 #pragma unroll
     for (i32 t = 0; t < kTiles; t++) {
         const i32 row = wave * kRowsPerWave + 16 * t + column;
-        if (row >= work.rows) continue;
+        if (row >= output.rows) continue;
         const f32 sum = w.row_sum[t][0] + w.row_sum[t][1];
         const f32 inverse = sum == 0 ? 0.0f : __builtin_amdgcn_rcpf(sum);
         if (lse && group == 0) {
             const f32 log2_sum = __builtin_amdgcn_logf(sum) - w.minus_reference[t];
             lse[row] = sum == 0 ? -__builtin_inff() : log2_sum * kLn2;
         }
-        const u64 at = base + (u64)((first_row + row) * a->o_stride_row) * kElement + 8 * group;
+        const u64 at = output.o + (u64)(row * output.row_stride) + 8 * group;
 #pragma unroll
         for (i32 d = 0; d < kDimBlocks; d++) {
             bf16_quad rounded;
@@ -218,14 +238,14 @@ __device__ __forceinline__ void store_rows(const Wave &w, ArgsPointer a, const W
 }
 
 // A split part's rows, for the merge.
-__device__ __forceinline__ void store_partial(const Wave &w, ArgsPointer a, const Work &work, i32 wave) {
+__device__ __forceinline__ void store_partial(const Wave &w, const Output &output, i32 wave) {
     const u32 lane = lane_id();
     const i32 column = (i32)(lane % 16), group = (i32)(lane / 16);
-    Partial &partial = reinterpret_cast<Partial *>(a->workspace)[work.partial];
+    Partial &partial = *reinterpret_cast<Partial *>(output.o);
 #pragma unroll
     for (i32 t = 0; t < kTiles; t++) {
         const i32 row = wave * kRowsPerWave + 16 * t + column;
-        if (row >= work.rows) continue;
+        if (row >= output.rows) continue;
         if (group == 0) {
             partial.sum[row] = w.row_sum[t][0] + w.row_sum[t][1];
             partial.reference[row] = -w.minus_reference[t];
@@ -248,11 +268,13 @@ __device__ __forceinline__ void attention() {
     Wave w;
     Loads<paged> loads;
     Span span;
+    Output output;
     {
         const Work work = find_work(a, __builtin_amdgcn_workgroup_id_x());
         if (work.rows <= 0) return;
         start_loads(loads, a, work, wave);
         start_wave(w, a, work, wave);
+        output = find_output(a, work);
         span.all_tiles = work.tiles;
         span.keys = work.keys - work.first_tile * kKeys;
         span.diagonal = work.diagonal + wave * kRowsPerWave - work.first_tile * kKeys;
@@ -269,21 +291,26 @@ __device__ __forceinline__ void attention() {
     const u32 lane = lane_id();
     const u32 lane_k = lane_address_k(lane), lane_v = lane_address_v(lane);
     wait_and_meet<0>();
+    // The compiler must not wait for Q later: it would wait for the loads that follow, too.
+#pragma unroll
+    for (i32 t = 0; t < kTiles; t++) {
+#pragma unroll
+        for (i32 c = 0; c < 4; c++) asm volatile("" : "+v"(w.q[t][c]));
+    }
+#pragma unroll
+    for (i32 step = 0; step < kAhead; step++) loads.bring(step, kLoadsPerStep);
     if (wave < kWaves / 2) {
         run<kGroupA>(w, loads, span, lane_k, lane_v);
     } else {
         run<kGroupB>(w, loads, span, lane_k, lane_v);
     }
 
-    // Found again rather than kept: registers are full. The wait: no load may reach LDS that is another workgroup's.
-    asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+    asm volatile("s_waitcnt vmcnt(0)" ::: "memory");  // no load may reach LDS that is another workgroup's by then
     mfma_wait_states();
-    opaque_scalar(a);
-    const Work work = find_work(a, __builtin_amdgcn_workgroup_id_x());
-    if (work.partial < 0) {
-        store_rows(w, a, work, wave);
+    if (output.split) {
+        store_partial(w, output, wave);
     } else {
-        store_partial(w, a, work, wave);
+        store_rows(w, output, wave);
     }
 }
 
