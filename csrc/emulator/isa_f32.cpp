@@ -82,7 +82,8 @@ extern const Row kF32Rows[] = {
                       MOON_XY(u16(pknorm_i16(x)) | u32(u16(pknorm_i16(y))) << 16)),
     v2<U32, F32, F32>(Enc::VOP3, 661, "v_cvt_pknorm_u16_f32", MOON_XY(pknorm_u16(x) | u32(pknorm_u16(y)) << 16)),
     v2<U32, F32, F32>(Enc::VOP3, 662, "v_cvt_pkrtz_f16_f32", MOON_XY(pkrtz(x, y))),
-    v2<U32, F32, F32>(Enc::VOP3, 615, "v_cvt_pk_f16_f32", MOON_XY(f64_to_f16(x) | u32(f64_to_f16(y)) << 16), 0, GFX950),
+    v2<U32, F32, F32>(Enc::VOP3, 615, "v_cvt_pk_f16_f32",
+                      MOON_XY(f64_to_f16(x, f16_rounding()) | u32(f64_to_f16(y, f16_rounding())) << 16), 0, GFX950),
     v2<U32, F32, F32>(Enc::VOP3, 616, "v_cvt_pk_bf16_f32", MOON_XY(pk_bf16(x, y)), 0, GFX950),
     {nullptr, Enc::VOP1, 0, 0, Class::OTHER, Ty::NONE, {Ty::NONE, Ty::NONE, Ty::NONE}, 0, nullptr, 0, 0, 0, 0}};
 

@@ -1,5 +1,6 @@
 // Running a launch: workgroups over threads, wavefronts of a workgroup in turn from barrier to barrier.
 #include "instrument.h"
+#include "valu.h"
 #include <algorithm>
 #include <cfenv>
 #include <chrono>
@@ -91,7 +92,9 @@ void run_rounded(Wave &w, const Op &op) {
     static const int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
     int mode = op.fp & 1 ? int(w.mode & 3) : op.fp & 2 ? int(w.mode >> 2 & 3) : 0;
     if (mode) std::fesetround(modes[mode]);
+    f16_rounding() = int(w.mode >> 2 & 3);
     op.run(w, op);
+    f16_rounding() = 0;
     if (mode) std::fesetround(FE_TONEAREST);
 }
 

@@ -6,13 +6,13 @@
 
 namespace moon {
 
-extern const Row kF32Rows[], kIntRows[], kF16F64Rows[], kCompareRows[], kSpecialRows[], kPackedRows[], kScalarRows[],
-    kMemoryRows[], kMatrixRows[];
+extern const Row kFlowRows[], kF32Rows[], kIntRows[], kF16F64Rows[], kCompareRows[], kSpecialRows[], kPackedRows[],
+    kScalarRows[], kMemoryRows[], kMatrixRows[];
 
 namespace {
 
 const Row *const kTables[] = {kF32Rows,    kIntRows,    kF16F64Rows, kCompareRows, kSpecialRows,
-                              kPackedRows, kScalarRows, kMemoryRows, kMatrixRows};
+                              kPackedRows, kScalarRows, kFlowRows,   kMemoryRows,  kMatrixRows};
 constexpr int kEncodings = 18, kOps = 1024;
 
 struct Index {

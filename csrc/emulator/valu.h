@@ -69,13 +69,18 @@ struct I16 {
     static T get(const u32 *p, int i) { return i16(p[i]); }
     static void put(u32 *p, int i, T x) { p[i] = u16(x); }
 };
+// The rounding of f16 results, MODE's two bits: nearest even unless the scheduler says otherwise for an instruction.
+inline int &f16_rounding() {
+    thread_local int mode = 0;
+    return mode;
+}
 // f16 values travel as double, so that one rounding at the end is the only one.
 struct F16 {
     using T = double;
     static constexpr Ty ty = Ty::F16;
     static constexpr int FP = 2, N = 1;
     static T get(const u32 *p, int i) { return f16_to_f32(u16(p[i])); }
-    static void put(u32 *p, int i, T x) { p[i] = f64_to_f16(x); }
+    static void put(u32 *p, int i, T x) { p[i] = f64_to_f16(x, f16_rounding()); }
 };
 
 // Denormal flushing: sign-preserving zero.
