@@ -135,21 +135,21 @@ __device__ __forceinline__ void start_stream(Stream &s, u64 first, i64 stride_ba
 
 // Points the streams at the part's keys and asks for K of the first tile.
 template <bool paged>
-__device__ __forceinline__ void start_loads(Loads<paged> &loads, ArgsPointer a, const Work &work, i32 wave) {
+__device__ __forceinline__ void start_loads(Loads<paged> &loads, const Cdna4Args &a, const Work &work, i32 wave) {
     const u32 lane = lane_id();
-    const i32 head_kv = work.head / (a->num_heads / a->num_heads_kv);
+    const i32 head_kv = work.head / (a.num_heads / a.num_heads_kv);
     const i32 first_row = work.first_tile * kKeys + first_loaded_row(wave);
     const i64 batch = paged ? 0 : work.batch, row = work.row0_k + first_row;
-    const u64 k = a->k + (u64)(batch * a->k_stride_batch + head_kv * a->k_stride_head) * kElement;
-    const u64 v = a->v + (u64)(batch * a->v_stride_batch + head_kv * a->v_stride_head) * kElement;
-    const u32 source_k = lane_source_k(lane, (u32)a->k_stride_row * kElement);
-    const u32 source_v = lane_source_v(lane, (u32)a->v_stride_row * kElement);
-    start_stream<paged>(loads.k, k, a->k_stride_batch, a->k_stride_row, row, source_k);
-    start_stream<paged>(loads.v, v, a->v_stride_batch, a->v_stride_row, row - kKeys, source_v);
+    const u64 k = a.k + (u64)(batch * a.k_stride_batch + head_kv * a.k_stride_head) * kElement;
+    const u64 v = a.v + (u64)(batch * a.v_stride_batch + head_kv * a.v_stride_head) * kElement;
+    const u32 source_k = lane_source_k(lane, (u32)a.k_stride_row * kElement);
+    const u32 source_v = lane_source_v(lane, (u32)a.v_stride_row * kElement);
+    start_stream<paged>(loads.k, k, a.k_stride_batch, a.k_stride_row, row, source_k);
+    start_stream<paged>(loads.v, v, a.v_stride_batch, a.v_stride_row, row - kKeys, source_v);
     if constexpr (paged) {
-        const u64 entry = (u64)(work.batch * a->block_table_stride) * sizeof(i32);
-        loads.table = reinterpret_cast<const i32 *>(uniform(a->block_table + entry));
-        loads.page_shift = a->page_shift;
+        const u64 entry = (u64)(work.batch * a.block_table_stride) * sizeof(i32);
+        loads.table = reinterpret_cast<const i32 *>(uniform(a.block_table + entry));
+        loads.page_shift = a.page_shift;
         loads.last_row = work.keys > 0 ? work.keys - 1 : 0;
         loads.row = (u32)(first_row - kKeys);
         loads.find_rows();
@@ -164,15 +164,15 @@ __device__ __forceinline__ void start_loads(Loads<paged> &loads, ArgsPointer a, 
     loads.bring(-1, 2);
 }
 
-__device__ __forceinline__ void start_wave(Wave &w, ArgsPointer a, const Work &work, i32 wave) {
+__device__ __forceinline__ void start_wave(Wave &w, const Cdna4Args &a, const Work &work, i32 wave) {
     const u32 lane = lane_id();
     const i32 column = (i32)(lane % 16), group = (i32)(lane / 16);
-    const u64 base = a->q + (u64)(work.batch * a->q_stride_batch + work.head * a->q_stride_head) * kElement;
+    const u64 base = a.q + (u64)(work.batch * a.q_stride_batch + work.head * a.q_stride_head) * kElement;
 #pragma unroll
     for (i32 t = 0; t < kTiles; t++) {
         i32 row = wave * kRowsPerWave + 16 * t + column;
         row = row < work.rows ? row : work.rows - 1;  // in bounds; never stored
-        const u64 at = base + (u64)((work.row0_q + work.first_row + row) * a->q_stride_row) * kElement + 16 * group;
+        const u64 at = base + (u64)((work.row0_q + work.first_row + row) * a.q_stride_row) * kElement + 16 * group;
 #pragma unroll
         for (i32 c = 0; c < 4; c++) w.q[t][c] = *reinterpret_cast<const bf16x8 *>(at + 64 * c);
 #pragma unroll
@@ -195,17 +195,17 @@ struct Output {
     i32 split;
 };
 
-__device__ __forceinline__ Output find_output(ArgsPointer a, const Work &work) {
+__device__ __forceinline__ Output find_output(const Cdna4Args &a, const Work &work) {
     const i64 first_row = work.row0_q + work.first_row;
     Output output;
     output.rows = work.rows;
     output.split = work.partial >= 0;
-    output.row_stride = a->o_stride_row * (i64)kElement;
-    output.o = a->o + (u64)(work.batch * a->o_stride_batch + work.head * a->o_stride_head) * kElement +
+    output.row_stride = a.o_stride_row * (i64)kElement;
+    output.o = a.o + (u64)(work.batch * a.o_stride_batch + work.head * a.o_stride_head) * kElement +
                (u64)(first_row * output.row_stride);
-    const i64 lse_at = work.batch * a->lse_stride_batch + work.head * a->lse_stride_head + first_row;
-    output.lse = a->lse ? a->lse + (u64)lse_at * sizeof(f32) : 0;
-    if (output.split) output.o = a->workspace + (u64)work.partial * sizeof(Partial);
+    const i64 lse_at = work.batch * a.lse_stride_batch + work.head * a.lse_stride_head + first_row;
+    output.lse = a.lse ? a.lse + (u64)lse_at * sizeof(f32) : 0;
+    if (output.split) output.o = a.workspace + (u64)work.partial * sizeof(Partial);
     output.o = uniform(output.o);
     output.lse = uniform(output.lse);
     return output;
@@ -262,7 +262,7 @@ __device__ __forceinline__ void attention() {
     __shared__ static u8 lds[kLdsBytes];
     asm volatile("" ::"v"((MOON_LDS u8 *)lds));  // the only LDS object: it lies at 0, and asm alone uses it
 
-    ArgsPointer a = (ArgsPointer)__builtin_amdgcn_kernarg_segment_ptr();
+    const Cdna4Args a = load_arguments();
     const i32 wave = uniform((i32)__builtin_amdgcn_workitem_id_x() / kWavefront);
 
     Wave w;
@@ -286,7 +286,7 @@ __device__ __forceinline__ void attention() {
         span.tiles = seen_by_any > 0 ? (seen_by_any + kKeys - 1) / kKeys : 0;
         span.tiles = span.tiles < work.tiles ? span.tiles : work.tiles;
         // A scale of 0 would make NaN of masked scores: take one that makes 0 of all others.
-        span.scale_log2 = a->softmax_scale == 0 ? 1e-37f : a->softmax_scale * kLog2E;
+        span.scale_log2 = a.softmax_scale == 0 ? 1e-37f : a.softmax_scale * kLog2E;
     }
     const u32 lane = lane_id();
     const u32 lane_k = lane_address_k(lane), lane_v = lane_address_v(lane);

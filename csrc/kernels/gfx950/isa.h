@@ -11,6 +11,8 @@ namespace moon {
 using bf16x8 = __bf16 __attribute__((ext_vector_type(8)));
 using bf16x16 = __bf16 __attribute__((ext_vector_type(16)));
 using bf16_quad = __bf16 __attribute__((ext_vector_type(4)));
+using u32x8 = u32 __attribute__((ext_vector_type(8)));
+using u32x16 = u32 __attribute__((ext_vector_type(16)));
 using i32x4 = i32 __attribute__((ext_vector_type(4)));
 
 #define MOON_LDS __attribute__((address_space(3)))

@@ -12,8 +12,26 @@ struct Cdna4Args {
 #undef MOON_ARG
 };
 
-// Kernel arguments where the hardware keeps them: read when needed, never held.
-using ArgsPointer = const MOON_CONSTANT Cdna4Args *;
+// All arguments at once into scalar registers: one wait for memory instead of one at each use.
+__device__ __forceinline__ Cdna4Args load_arguments() {
+    static_assert(sizeof(Cdna4Args) == 62 * sizeof(u32), "the words below are the arguments");
+    const auto *from = (const MOON_CONSTANT u32 *)__builtin_amdgcn_kernarg_segment_ptr();
+    u32x16 a = *reinterpret_cast<const MOON_CONSTANT u32x16 *>(from);
+    u32x16 b = *reinterpret_cast<const MOON_CONSTANT u32x16 *>(from + 16);
+    u32x16 c = *reinterpret_cast<const MOON_CONSTANT u32x16 *>(from + 32);
+    u32x8 d = *reinterpret_cast<const MOON_CONSTANT u32x8 *>(from + 48);
+    u32x4 e = *reinterpret_cast<const MOON_CONSTANT u32x4 *>(from + 56);
+    u32x2 f = *reinterpret_cast<const MOON_CONSTANT u32x2 *>(from + 60);
+    asm volatile("" : "+s"(a), "+s"(b), "+s"(c), "+s"(d), "+s"(e), "+s"(f));
+    Cdna4Args args;
+    __builtin_memcpy(&args, &a, 64);
+    __builtin_memcpy(reinterpret_cast<u32 *>(&args) + 16, &b, 64);
+    __builtin_memcpy(reinterpret_cast<u32 *>(&args) + 32, &c, 64);
+    __builtin_memcpy(reinterpret_cast<u32 *>(&args) + 48, &d, 32);
+    __builtin_memcpy(reinterpret_cast<u32 *>(&args) + 56, &e, 16);
+    __builtin_memcpy(reinterpret_cast<u32 *>(&args) + 60, &f, 8);
+    return args;
+}
 
 constexpr i32 kHeadDim = 128;
 constexpr u32 kElement = 2;  // bytes
@@ -108,14 +126,14 @@ struct Work {
 
 // Workgroup i runs on XCD i mod xcd_count. Dense: one head's blocks stay on an XCD, whose L2 then serves K and V to
 // all. Causal: all heads' last blocks, which see the most keys, start first.
-__device__ __forceinline__ void place_block(ArgsPointer a, u32 row_block, u32 blocks_per_head, Work &work) {
-    const u32 heads = (u32)a->num_heads, all_heads = heads * (u32)a->batch;
+__device__ __forceinline__ void place_block(const Cdna4Args &a, u32 row_block, u32 blocks_per_head, Work &work) {
+    const u32 heads = (u32)a.num_heads, all_heads = heads * (u32)a.batch;
     u32 head_index, block;
-    if (a->causal) {
+    if (a.causal) {
         head_index = row_block % all_heads;
         block = blocks_per_head - 1 - row_block / all_heads;
     } else {
-        const u32 unsplit = (u32)a->first_split, xcds = (u32)a->xcd_count;
+        const u32 unsplit = (u32)a.first_split, xcds = (u32)a.xcd_count;
         if (row_block < unsplit) {
             const u32 xcd = row_block % xcds, share = unsplit / xcds, longer = unsplit % xcds;
             row_block = xcd * share + (xcd < longer ? xcd : longer) + row_block / xcds;
@@ -129,31 +147,31 @@ __device__ __forceinline__ void place_block(ArgsPointer a, u32 row_block, u32 bl
 }
 
 // Row block `row_block`, its key part `part` of `parts`.
-__device__ __forceinline__ Work find_work(ArgsPointer a, u32 row_block, i32 part, i32 parts) {
+__device__ __forceinline__ Work find_work(const Cdna4Args &a, u32 row_block, i32 part, i32 parts) {
     Work work;
-    const u32 blocks_per_head = ((u32)a->seqlen_q + kRows - 1) / kRows;
+    const u32 blocks_per_head = ((u32)a.seqlen_q + kRows - 1) / kRows;
     place_block(a, row_block, blocks_per_head, work);
 
     work.row0_q = work.row0_k = 0;
-    i32 seqlen_q = a->seqlen_q, keys = a->seqlen_k;
-    if (a->cu_seqlens_q) {
-        const MOON_CONSTANT i32 *cu = reinterpret_cast<const MOON_CONSTANT i32 *>(a->cu_seqlens_q);
+    i32 seqlen_q = a.seqlen_q, keys = a.seqlen_k;
+    if (a.cu_seqlens_q) {
+        const MOON_CONSTANT i32 *cu = reinterpret_cast<const MOON_CONSTANT i32 *>(a.cu_seqlens_q);
         work.row0_q = cu[work.batch];
         seqlen_q = cu[work.batch + 1] - cu[work.batch];
     }
-    if (a->cu_seqlens_k) {
-        const MOON_CONSTANT i32 *cu = reinterpret_cast<const MOON_CONSTANT i32 *>(a->cu_seqlens_k);
+    if (a.cu_seqlens_k) {
+        const MOON_CONSTANT i32 *cu = reinterpret_cast<const MOON_CONSTANT i32 *>(a.cu_seqlens_k);
         work.row0_k = cu[work.batch];
         keys = cu[work.batch + 1] - cu[work.batch];
     }
-    if (a->seqlens_k) {
-        const i32 valid = reinterpret_cast<const MOON_CONSTANT i32 *>(a->seqlens_k)[work.batch];
+    if (a.seqlens_k) {
+        const i32 valid = reinterpret_cast<const MOON_CONSTANT i32 *>(a.seqlens_k)[work.batch];
         keys = valid < keys ? valid : keys;
         keys = keys < 0 ? 0 : keys;
     }
     work.keys = keys;
     work.rows = seqlen_q - work.first_row < kRows ? seqlen_q - work.first_row : kRows;
-    work.diagonal = a->causal ? work.first_row + keys - seqlen_q + 1 : kNoDiagonal;
+    work.diagonal = a.causal ? work.first_row + keys - seqlen_q + 1 : kNoDiagonal;
 
     i32 seen = work.rows - 1 + work.diagonal;  // one past the last key that any row here sees
     seen = seen < keys ? seen : keys;
@@ -164,14 +182,14 @@ __device__ __forceinline__ Work find_work(ArgsPointer a, u32 row_block, i32 part
 }
 
 // The work of workgroup `index` of the grid.
-__device__ __forceinline__ Work find_work(ArgsPointer a, u32 index) {
-    const u32 unsplit = (u32)a->first_split;
+__device__ __forceinline__ Work find_work(const Cdna4Args &a, u32 index) {
+    const u32 unsplit = (u32)a.first_split;
     if (index < unsplit) {
         Work work = find_work(a, index, 0, 1);
         work.partial = -1;
         return work;
     }
-    const u32 parts = (u32)a->num_splits, split = (index - unsplit) / parts, part = (index - unsplit) % parts;
+    const u32 parts = (u32)a.num_splits, split = (index - unsplit) / parts, part = (index - unsplit) % parts;
     Work work = find_work(a, unsplit + split, (i32)part, (i32)parts);
     work.partial = (i32)(index - unsplit);
     return work;

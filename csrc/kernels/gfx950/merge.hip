@@ -19,17 +19,17 @@ __device__ __forceinline__ f32 weight(const Partial &part, i32 row, f32 highest)
     return part.sum[row] == 0 ? 0.0f : __builtin_amdgcn_exp2f(part.reference[row] - highest);
 }
 
-__device__ __forceinline__ void merge(ArgsPointer a) {
+__device__ __forceinline__ void merge(const Cdna4Args &a) {
     const u32 index = __builtin_amdgcn_workgroup_id_x(), split = index / kGroupsPerBlock;
-    const i32 parts = a->num_splits;
-    const Work work = find_work(a, (u32)a->first_split + split, 0, 1);
+    const i32 parts = a.num_splits;
+    const Work work = find_work(a, (u32)a.first_split + split, 0, 1);
 
     const i32 thread = (i32)__builtin_amdgcn_workitem_id_x();
     const i32 row = (i32)(index % kGroupsPerBlock) * kMergeRows + thread / kThreadsPerRow;
     const i32 dim = thread % kThreadsPerRow * kDims;
     if (row >= work.rows) return;
 
-    const Partial *partials = reinterpret_cast<const Partial *>(a->workspace) + (i64)split * parts;
+    const Partial *partials = reinterpret_cast<const Partial *>(a.workspace) + (i64)split * parts;
     f32 highest = -__builtin_inff();
     for (i32 i = 0; i < parts; i++) {
         if (partials[i].sum[row] != 0) highest = __builtin_fmaxf(highest, partials[i].reference[row]);
@@ -43,13 +43,13 @@ __device__ __forceinline__ void merge(ArgsPointer a) {
     }
 
     const i64 row_q = work.row0_q + work.first_row + row;
-    if (a->lse && dim == 0) {
-        f32 *lse = reinterpret_cast<f32 *>(a->lse) + work.batch * a->lse_stride_batch + work.head * a->lse_stride_head;
+    if (a.lse && dim == 0) {
+        f32 *lse = reinterpret_cast<f32 *>(a.lse) + work.batch * a.lse_stride_batch + work.head * a.lse_stride_head;
         lse[row_q] = sum == 0 ? -__builtin_inff() : (highest + __builtin_amdgcn_logf(sum)) * kLn2;
     }
     const f32 inverse = sum == 0 ? 0.0f : __builtin_amdgcn_rcpf(sum);
-    u16 *out = reinterpret_cast<u16 *>(a->o) + work.batch * a->o_stride_batch + work.head * a->o_stride_head +
-               row_q * a->o_stride_row + dim;
+    u16 *out = reinterpret_cast<u16 *>(a.o) + work.batch * a.o_stride_batch + work.head * a.o_stride_head +
+               row_q * a.o_stride_row + dim;
 #pragma unroll
     for (i32 d = 0; d < kDims; d += 4) {
         bf16_quad rounded;
@@ -64,5 +64,5 @@ __device__ __forceinline__ void merge(ArgsPointer a) {
 
 extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256))) void moon_attention_cdna4_merge(
     moon::Cdna4Args) {
-    moon::merge((moon::ArgsPointer)__builtin_amdgcn_kernarg_segment_ptr());
+    moon::merge(moon::load_arguments());
 }
