@@ -79,6 +79,9 @@ def by_tinygrad(image: bytes) -> list[Decoded]:
         for form in ("dpp", "sdwa"):
             if form.upper() in type(instruction).__name__:
                 name = f"{base_mnemonic(name)}_{form}"
+        # Its tables leave the type out of these two.
+        if name in ("v_accvgpr_read", "v_accvgpr_write"):
+            name += "_b32"
         found.append(Decoded(code.text_address + offset, size, name))
         offset += size
     return found

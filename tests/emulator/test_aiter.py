@@ -25,6 +25,12 @@ SHAPES = (
     Shape(1, 512, 512, 3, 3),
     Shape(3, 65, 320, 6, 2),
 )
+# What the checks say of AITER's kernels short of an error; docs/emulator.md tells where and why.
+KNOWN_WARNINGS = {
+    "wait-states",  # a direct-to-LDS load right after M0, a select soon after its compare, a permlane swap
+    "mfma-wait-states",  # selects that read an MFMA's result on the masked tail of gfx942
+    "uninitialised-lds",  # rows past the end of Q
+}
 RELATIVE = {"rtne": 2.6e-3, "rtna": 2.6e-3, "rtz": 6.6e-3}
 FULL = [(k, s) for k in aiter.KERNELS for s in SHAPES[2:]]
 
@@ -69,6 +75,7 @@ def assert_right(device, kernel, shape, kind="normal") -> reference.Errors:
     if has_a_race(kernel, shape):
         found = [f for f in found if f["kind"] != "lds-race"]
     assert not found, found[:3]
+    assert {f["kind"] for f in result.report["findings"] if f["severity"] == "warning"} <= KNOWN_WARNINGS
     return errors
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import struct
 import subprocess
 import sys
@@ -248,7 +249,7 @@ def assemble(text: str, arch: str) -> bytes:
     path = cache_dir() / "assembled" / f"{digest}-{arch}.co"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        stem = path.with_name(f"{path.stem}-{id(text)}")
+        stem = path.with_name(f"{path.stem}-{os.getpid()}")
         source, unlinked, linked = (stem.with_suffix(s) for s in (".s", ".o", ".tmp"))
         source.write_text(target + text)
         zig = [sys.executable, "-m", "ziglang"]
