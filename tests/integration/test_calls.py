@@ -254,9 +254,11 @@ def test_layer_skipping_guiders_work_on_a_routed_model(what, name, kernel):
     }
 
 
-def test_one_subclass_per_class_and_options():
+def test_a_subclass_made_for_routing_is_known_to_diffusers_hooks():
+    from diffusers.hooks._helpers import AttentionProcessorRegistry
     from diffusers.models.attention_processor import AttnProcessor2_0
 
     routed = routed_class(AttnProcessor2_0, Options())
+    assert AttentionProcessorRegistry.get(routed) is AttentionProcessorRegistry.get(AttnProcessor2_0)
     assert routed_class(AttnProcessor2_0, Options()) is routed
     assert routed_class(AttnProcessor2_0, Options(rounding="rtz")) is not routed

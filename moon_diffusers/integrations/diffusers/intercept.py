@@ -1,7 +1,7 @@
 """The route for processors that call torch SDPA themselves: the same processor under a TorchFunctionMode.
 
-Such a processor gets a subclass of its own class, so that its RoPE, norms, weights, signature and every check of its
-class stay what they were.
+Such a processor gets a subclass of its own class, so that its RoPE, norms, weights, signature and every `isinstance`
+check stay what they were.
 """
 
 from __future__ import annotations
@@ -69,14 +69,27 @@ def routed_class(base: type, options: Options) -> type:
     members = {
         "__call__": call,
         "__reduce_ex__": reduce,
-        # diffusers compares `processor.__class__` with lists of its own, and makes new processors by calling it.
-        "__class__": property(lambda self: base),
         "__doc__": f"`{base.__name__}` with its attention calls routed to moon_diffusers.",
         "__module__": __name__,
         "__qualname__": name,
+        "_moon_base": base,
+        "_moon_options": options,
     }
-    return type(base)(name, (base,), members)
+    routed = type(base)(name, (base,), members)
+    _register(base, routed)
+    return routed
 
 
 def _rebuild(base: type, options: Options) -> Any:
     return object.__new__(routed_class(base, options))
+
+
+def _register(base: type, routed: type) -> None:
+    """Let diffusers' hooks, which look processors up by exact class, treat the subclass as its base."""
+    try:
+        from diffusers.hooks._helpers import AttentionProcessorRegistry
+
+        metadata = AttentionProcessorRegistry.get(base)
+    except (ImportError, AttributeError, ValueError):
+        return
+    AttentionProcessorRegistry.register(routed, metadata)

@@ -120,6 +120,11 @@ def release(processor: Any) -> Any:
     if record is None:
         return processor
     original = record.original
+    if original is None:
+        original = copy.copy(processor)
+        original.__dict__.pop(_RECORD, None)
+        original.__class__ = type(processor)._moon_base
+        return original
     for name, value in processor.__dict__.items():
         if name not in _ROUTE_ATTRIBUTES:
             original.__dict__[name] = value
@@ -128,14 +133,16 @@ def release(processor: Any) -> Any:
 
 def adoption(processor: Any) -> Adoption | None:
     """The record of a routed processor, None for others."""
-    record: Adoption | None = getattr(processor, "__dict__", {}).get(_RECORD)
+    record = getattr(processor, "__dict__", {}).get(_RECORD)
+    if record is None and hasattr(type(processor), "_moon_base"):
+        # diffusers made it by `processor.__class__()`, as unload_ip_adapter does.
+        return Adoption(type(processor)._moon_options, None)
     return record
 
 
 def is_routed(processor: Any) -> bool:
     """Whether a processor's attention calls are routed: `set_attention_backend` may have chosen otherwise since."""
-    record = adoption(processor)
-    if record is None:
+    if adoption(processor) is None:
         return False
     return not hasattr(processor, "_attention_backend") or is_ours(processor._attention_backend)
 
