@@ -183,6 +183,28 @@ def test_group_offload(first, kernel):
     assert torch.equal(zoo.run(model, inputs), plain)
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("how", ["model", "sequential"])
+def test_accelerate_offload(how, first, kernel):
+    """What enable_model_cpu_offload and enable_sequential_cpu_offload put on the models, here with the CPU for both."""
+    import accelerate
+
+    model, inputs = zoo.CASES["unet"].make()
+    plain = zoo.run(model, inputs)
+    if first:
+        set_attn_processor(model, MoonAttnProcessor())
+    if how == "model":
+        model, _ = accelerate.cpu_offload_with_hook(model, "cpu")
+    else:
+        accelerate.cpu_offload(model, "cpu", offload_buffers=True)
+    if not first:
+        set_attn_processor(model, MoonAttnProcessor())
+    assert (zoo.run(model, inputs) - plain).abs().max() < 0.05
+    assert counters.snapshot().num_served == 8
+    restore(model)
+    assert torch.equal(zoo.run(model, inputs), plain)
+
+
 def test_copies_and_pickles_of_pipelines(kernel):
     pipe = wan_pipeline(two=False)
     pipe.set_attn_processor(MoonAttnProcessor("rtz"))
