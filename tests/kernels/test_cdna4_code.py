@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,14 @@ def test_the_command_prints_the_budget(gfx950: Emulator) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("vector slots used        195") == 4
     assert "48 exponentials, two slots each" in done.stdout
+
+
+def test_only_branches_have_targets() -> None:
+    """The decoder says where any instruction with an immediate would lead; the end of a kernel leads nowhere."""
+    rows = [("s_cbranch_scc1", 0), ("s_endpgm", 8)]
+    items = [{"address": 4 * i, "mnemonic": m, "text": "", "target": t} for i, (m, t) in enumerate(rows)]
+    code = slots.disassembly(json.dumps([{"kernel": "k", "instructions": items}]))["k"]
+    assert [item.target for item in code] == [0, None]
 
 
 def instruction(address: int, mnemonic: str, target: int | None = None) -> slots.Instruction:
