@@ -48,7 +48,7 @@ format: $(STAMP)  ## rewrite to the house style
 build: $(STAMP)  ## compile the kernels and the emulator again after a change in csrc/
 	$(BIN)/python csrc/build/build.py
 
-check-rocm:  ## as root on Debian: the kernels under real hipcc, the binding against the real HIP library
+check-rocm: $(STAMP)  ## as root on Debian: the kernels under real hipcc, the binding against the real HIP library
 	scripts/check_rocm.sh
 
 clean:  ## forget the environment and all build products

@@ -4,6 +4,8 @@
 # Debian testing is unpacked into a folder (about 1.5 GB) with its hipcc and libamdhip64. In there:
 #   1. every kernel source builds with hipcc and its headers; registers and scratch are printed beside the pinned clang's
 #   2. every HIP function that the package binds exists in the real library, and "no device" is an answer, not a crash
+#   3. the kernels that hipcc built run through the kernels' tests in the emulator, all checks on; only tests that count the
+#      pinned clang's instructions are left out
 #
 # Usage: scripts/check_rocm.sh [FOLDER]     as root, on Debian; FOLDER defaults to .cache/rocm and is kept for next time
 set -euo pipefail
@@ -38,3 +40,12 @@ trap 'umount "$root/src" "$root/proc"' EXIT
 say "the kernels under $(chroot "$root" hipcc --version | head -n 1)"
 chroot "$root" env MOON_HIPCC=/usr/bin/hipcc python3 /src/csrc/build/build.py --output /tmp/compiled --emulator none
 chroot "$root" python3 /src/scripts/check_rocm_runtime.py /tmp/compiled/manifest.json
+
+python=$(realpath -s "${PYTHON:-.venv/bin/python}")
+if [ -x "$python" ]; then
+    say "the kernels that hipcc built, in the emulator"
+    emulator=$("$python" -m moon_diffusers.cli doctor | sed -n 's/^emulator *\(.*\.so\):.*/\1/p')
+    MOON_COMPILED="$root/tmp/compiled" MOON_EMULATOR_LIBRARY="$emulator" \
+        "$python" -m pytest -q -n 2 tests/kernels --ignore tests/kernels/test_cdna3_counts.py \
+        --ignore tests/kernels/test_cdna4_code.py
+fi
