@@ -176,8 +176,9 @@ __device__ __forceinline__ Work find_work(const Cdna4Args &a, u32 row_block, i32
     i32 seen = work.rows - 1 + work.diagonal;  // one past the last key that any row here sees
     seen = seen < keys ? seen : keys;
     const i32 tiles = seen > 0 ? (seen + kKeys - 1) / kKeys : 0;
-    work.first_tile = (i32)((i64)tiles * part / parts);
-    work.tiles = (i32)((i64)tiles * (part + 1) / parts) - work.first_tile;
+    const i32 share = (i32)((u32)tiles / (u32)parts), longer = (i32)((u32)tiles % (u32)parts);  // the first are longer
+    work.first_tile = share * part + (part < longer ? part : longer);
+    work.tiles = share + (part < longer ? 1 : 0);
     return work;
 }
 
