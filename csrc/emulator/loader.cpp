@@ -6,6 +6,8 @@
 
 namespace moon {
 
+void run_not_modelled(Wave &w, const Op &op);
+
 namespace {
 
 constexpr int kBadImage = 200, kNoBinary = 209;  // hipErrorInvalidImage, hipErrorNoBinaryForGpu
@@ -159,6 +161,12 @@ bool read_symbols(const Image &img, const Elf64_Shdr *sh, u32 n, const Elf64_Shd
     return true;
 }
 
+// A range of registers that runs past v255 or a255: no assembler makes one.
+bool leaves_file(const OpUse &u) {
+    auto out = [](const RegRange &r) { return r.first % 256u + r.count > 256u; };
+    return std::any_of(u.vread, u.vread + u.vreads, out) || std::any_of(u.vwrite, u.vwrite + u.vwrites, out);
+}
+
 // Decodes every executable section from its start; data between functions may leave unknown dwords, which fault if
 // reached.
 void decode_text(Program *p, const std::vector<Symbol> &symbols) {
@@ -188,7 +196,10 @@ void decode_text(Program *p, const std::vector<Symbol> &symbols) {
     }
     link_branches(*p);
     p->uses.reserve(p->ops.size());
-    for (const Op &op : p->ops) p->uses.push_back(describe_use(op, p->arch_bit));
+    for (Op &op : p->ops) {
+        p->uses.push_back(describe_use(op, p->arch_bit));
+        if (leaves_file(p->uses.back())) op.run = run_not_modelled;
+    }
 }
 
 }  // namespace

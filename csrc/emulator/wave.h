@@ -41,7 +41,7 @@ struct alignas(64) Wave {
     u32 out[2 * kLanes];     // results before they are masked into the destination
     u32 lanes[kLanes];       // EXEC as a mask per lane, valid for lanes_exec
     u64 lanes_exec = ~0ull;
-    u32 s[kSgprs];
+    u32 s[kSgprs + 16];  // room for a range that starts at the last ones
     bool scc = false;
     const Op *pc = nullptr;
     Stop stop = Stop::RUN;

@@ -210,3 +210,10 @@ def test_launch_with_a_malformed_extra_list(device):
                 lambda extra=extra: device.hip.check("launch", device.hip.launch_kernel(function, *sizes, extra))
             )
             assert error.code == INVALID_VALUE
+
+
+@pytest.mark.parametrize("code", ["0xd3e000f8, 0x07e20500", "0xd3e080f8, 0x07e20500"])
+def test_register_ranges_past_the_file_are_refused(emulator, code: str) -> None:
+    """An MFMA whose registers begin near v255 or a255 stops the launch and leaves the emulator whole."""
+    ran = small.run(emulator("gfx942"), f".long {code}\ns_endpgm", "gfx942", [np.zeros(64, np.uint32)])
+    assert ran.error is not None and "v_mfma" in str(ran.error)
