@@ -25,8 +25,9 @@ MODELS = ["wan", "wan i2v", "sd3", "cogview4", "qwen image, mask with gaps", "hu
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
-        *[(name, "eager") for name in MODELS],
+        *[(name, "eager") for name in ("wan", "sd3", "qwen image, mask with gaps")],
         ("wan", "aot_eager"),
+        *[pytest.param(name, "eager", marks=pytest.mark.slow) for name in ("wan i2v", "cogview4", "hunyuan video")],
         *[pytest.param(name, "aot_eager", marks=pytest.mark.slow) for name in MODELS[1:]],
     ],
 )
@@ -60,7 +61,7 @@ def test_dynamic_shapes(kernel):
     model, _ = CASES["wan"].make()
     set_attn_processor(model, MoonAttnProcessor())
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
-    for size in (8, 12, 16):
+    for size in (8, 12):
         inputs = to_bf16({**wan_inputs(), "hidden_states": torch.randn(1, 4, 2, size, size)})
         eager = run(model, inputs)
         torch.testing.assert_close(run(compiled, inputs).float(), eager.float(), atol=2e-2, rtol=2e-2)
@@ -82,7 +83,7 @@ def test_a_mask_is_read_at_run_time_not_at_compile_time(kernel):
         kernel.calls.clear()
 
 
-@pytest.mark.parametrize("name", ["qwen image", "sd3"])
+@pytest.mark.parametrize("name", [pytest.param("qwen image", marks=pytest.mark.slow), "sd3"])
 def test_other_function_modes_still_see_the_call(name, kernel):
     """Also where the mode and the call are traced together."""
     model, inputs = CASES[name].make()

@@ -8,12 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import _get_current_function_mode_stack
+from torch.torch_version import TorchVersion
 from torch.utils._device import DeviceContext
 
 from moon_diffusers import counters, ops
 from moon_diffusers.errors import StrictError
 
 from .options import Options
+
+
+#: Before, Dynamo knew no function modes, and asking for them would break the graph.
+_MODES_ARE_TRACED = TorchVersion(torch.__version__) >= (2, 6)
 
 
 def attend(
@@ -98,6 +103,8 @@ def function_modes_active() -> bool:
 
     Such a mode finds the call only if it goes to torch SDPA.
     """
+    if not _MODES_ARE_TRACED and torch.compiler.is_compiling():
+        return False
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(not isinstance(mode, DeviceContext) for mode in modes)
 
