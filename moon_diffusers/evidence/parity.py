@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from moon_diffusers.emulator.options import emulator_options
 from moon_diffusers.evidence import aiter, bf16, calls, reference
 from moon_diffusers.evidence.code_object import CodeObject
 from moon_diffusers.evidence.device import RawDevice, loaded, uploaded
@@ -149,11 +150,11 @@ class Emulated:
     def theirs(self, case: Case) -> Bits:
         """AITER's result, in the same emulator. Raises AiterUnavailableError where its code objects cannot be had."""
         raw = RawDevice(self.device.hip, self.device.ordinal)
-        raw.set_options({"mma": "exact"})
         q, k, v = case.inputs()
         image, name = _aiter_image(case.rounding)
         o = np.full(q.shape, calls.NOISE, np.uint16)
         with ExitStack() as stack:
+            stack.enter_context(emulator_options(raw.hip, mma="exact"))
             addresses = stack.enter_context(uploaded(raw, {"q": q, "k": k, "v": v, "o": o}))
             module = stack.enter_context(loaded(raw, image))
             q_at, k_at, v_at, o_at = (addresses[name] for name in "qkvo")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moon_diffusers.emulator.options import emulator_options
 from moon_diffusers.errors import ArgumentError, HipError, MoonError
 from moon_diffusers.evidence import aiter, decode_check, reference
 from moon_diffusers.evidence.code_object import CodeObject
@@ -84,9 +85,10 @@ class EmulatedSubject:
     def run(self, image: bytes, options: dict[str, str]) -> Observation:
         """Launch and observe; a launch error is observed, not raised."""
         device = open_emulator(self.arch)
-        device.set_options({**OPTIONS, **self.options, **options})
         seen = Observation()
-        with uploaded(device, self.arrays) as addresses:
+        # The options are the process's: left set, they would reach whoever launches next.
+        settings = {**OPTIONS, **self.options, **options}
+        with emulator_options(device.hip, **settings), uploaded(device, self.arrays) as addresses:
             try:
                 with ExitStack() as modules:
                     module = modules.enter_context(loaded(device, image))

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from moon_diffusers.emulator.options import emulator_options
 from moon_diffusers.evidence import aiter, bf16, calls
 from moon_diffusers.evidence.code_object import CodeObject
 from moon_diffusers.evidence.device import RawDevice, loaded, uploaded
@@ -67,12 +68,12 @@ def theirs(device: Device, rounding: bf16.Rounding, rise: Rise = "none") -> Tile
     """AITER's kernel, one workgroup of 256 rows: 32 a wavefront. Raises AiterUnavailableError where it cannot be had."""
     image = aiter.code_object(aiter.Kernel("gfx942", rounding, False))
     raw = RawDevice(device.hip, device.ordinal)
-    raw.set_options({"counts": "on"})
 
     def kinds(tiles: int) -> dict[str, int]:
         q, k, v = inputs(256, tiles, rise)
         shape = aiter.Shape(1, 256, tiles * KEYS, 1, 1)
         with ExitStack() as stack:
+            stack.enter_context(emulator_options(raw.hip, counts="on"))
             at = stack.enter_context(uploaded(raw, {"q": q, "k": k, "v": v, "o": np.zeros_like(q)}))
             module = stack.enter_context(loaded(raw, image))
             kernarg = aiter.pack_kernarg(shape, q=at["q"], k=at["k"], v=at["v"], o=at["o"], lse=0, causal=False)

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import moon_diffusers
 from moon_diffusers.evidence import aiter
 from moon_diffusers.evidence.timing import constants, ensemble, timeline, traces, whole_gpu
 from moon_diffusers.evidence.timing.library import CLASSES, Constants, replay
@@ -122,3 +124,11 @@ def test_timeline_is_drawn(ours: ensemble.Steady, tmp_path: Path) -> None:
     text = path.read_text()
     assert text.count("#3a5fcd") > 0 and text.count("#c1440e") > 0  # matrix instructions and exponentials are there
     assert [item.name for item in tmp_path.iterdir()] == ["timeline.svg"]
+
+
+def test_tracing_leaves_no_option_behind() -> None:
+    """The emulator's options are the process's: a launch after a trace must neither trace nor check."""
+    trace(Subject("moon", "gfx942", "rtne", "exact"), 512, "flat")
+    q = torch.randn(1, 64, 1, 128, dtype=torch.bfloat16)
+    with moon_diffusers.emulate("gfx942"):
+        moon_diffusers.attention(q, q, q, strict=True)

@@ -17,7 +17,7 @@ from moon_diffusers.errors import StrictError
 from .options import Options
 
 #: Before, Dynamo knew no function modes, and asking for them would break the graph.
-_MODES_ARE_TRACED = TorchVersion(torch.__version__) >= (2, 6)
+_MODES_ARE_TRACED = TorchVersion(torch.__version__) >= "2.6"
 
 
 def attend(
