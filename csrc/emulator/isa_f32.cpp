@@ -8,6 +8,13 @@ namespace {
 // A quotient-style NaN rule does not apply to conversions and selections: those use the v forms.
 u32 pk_bf16(float lo, float hi) { return f32_to_bf16(lo) | u32(f32_to_bf16(hi)) << 16; }
 
+// One value at a time, hidden from the vectoriser: without AVX-512 that converts by a subtraction of constants, which
+// makes 0 to -0 when the rounding mode is down.
+float from_u32(uint32_t x) {
+    asm("" : "+r"(x));
+    return float(x);
+}
+
 template <int BYTE>
 float ubyte(u32 x) {
     return float((x >> (8 * BYTE)) & 255);
@@ -63,7 +70,7 @@ extern const Row kF32Rows[] = {
     v1<F32, F32>(Enc::VOP1, 52, "v_frexp_mant_f32", MOON_X(frexp_mant_f32(x))),
 
     v1<F32, I32>(Enc::VOP1, 5, "v_cvt_f32_i32", MOON_X(float(x))),
-    v1<F32, U32>(Enc::VOP1, 6, "v_cvt_f32_u32", MOON_X(float(x))),
+    v1<F32, U32>(Enc::VOP1, 6, "v_cvt_f32_u32", MOON_X(from_u32(x))),
     v1<U32, F32>(Enc::VOP1, 7, "v_cvt_u32_f32", MOON_X(cvt_u32(x))),
     v1<I32, F32>(Enc::VOP1, 8, "v_cvt_i32_f32", MOON_X(cvt_i32(x))),
     v1<I32, F32>(Enc::VOP1, 12, "v_cvt_rpi_i32_f32", MOON_X(cvt_i32(std::floor(double(x) + 0.5)))),
