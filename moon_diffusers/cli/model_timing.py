@@ -124,6 +124,8 @@ def model_timing(
         draw(trace(subject, keys, kinds[0]), constants.PUBLISHED[arch], timeline, f"{subject.name} on {arch}, modelled")
         click.echo(f"timeline: {timeline}")
     if output:
+        from moon_diffusers.evidence.files import whole_file
+
         document = {
             "schema": 1,
             "arch": arch,
@@ -133,9 +135,8 @@ def model_timing(
             "kept": len(kept),
             "rows": rows,
         }
-        temporary = output.with_name(f".{output.name}.tmp")
-        temporary.write_text(json.dumps(document, indent=1))
-        temporary.replace(output)
+        with whole_file(output) as path:
+            path.write_text(json.dumps(document, indent=1))
 
 
 def _steady(subject: Subject, keys: int, data: Data) -> Steady:

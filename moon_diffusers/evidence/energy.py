@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from moon_diffusers.emulator.options import emulator_options
 from moon_diffusers.errors import MoonError
 from moon_diffusers.evidence import aiter, calls, peer, reference, slots
 from moon_diffusers.evidence.device import RawDevice
@@ -17,7 +18,6 @@ from moon_diffusers.runtime.device import Device
 #: Bytes of one register of a wave.
 _REGISTER = 64 * 4
 _COUNTS = {"checks": "off", "counts": "on", "threads": "1", "mma": "fast", "order": "forward"}
-_OFF = {"counts": "off"}
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,8 @@ def run_ours(
         shape.batch, shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.num_heads_kv, kind=kind
     )
     call = calls.Call(q, k, v, causal=causal, batch_invariant=True, family="cdna4")
-    try:
-        return calls.run(device, call, _COUNTS)
-    finally:
-        for key, value in _OFF.items():
-            device.hip.set_option(key, value)
+    with emulator_options(device.hip, **_COUNTS):
+        return calls.run(device, call)
 
 
 def code_of(device: Device, result: calls.Result) -> list[slots.Instruction]:
@@ -123,11 +120,8 @@ def compare(device: Device, raw: RawDevice, shape: aiter.Shape, *, causal: bool 
     code = code_of(device, ours)
     kernel = aiter.Kernel("gfx950", "rtne", causal)
     q, k, v = reference.inputs(shape.batch, shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.num_heads_kv)
-    raw.set_options(_COUNTS)
-    try:
+    with emulator_options(raw.hip, **_COUNTS):
         theirs = peer.run(raw, kernel, q, k, v)
-    finally:
-        raw.set_options(_OFF)
     (report,) = ours.reports
     their_code = disassembly(raw, aiter.code_object(kernel))
     return Comparison(

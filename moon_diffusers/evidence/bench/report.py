@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 from dataclasses import asdict
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from moon_diffusers.evidence.files import whole_file
 
 from .run import CaseResult, as_json
 from .schedule import Method, ratio
@@ -53,13 +54,6 @@ def document(
         "absent_peers": absent,
         "results": [as_json(result) for result in results],
     }
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary name, then rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 def markdown(results: list[CaseResult], baseline: str | None, facts: dict[str, Any]) -> str:
@@ -133,17 +127,18 @@ def plot(results: list[CaseResult], path: Path, title: str) -> None:
     axes.set_ylabel("TF/s")
     axes.set_title(title)
     axes.legend(fontsize=8)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    figure.savefig(temporary, dpi=150, format=path.suffix.removeprefix("."))
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=150, format=path.suffix.removeprefix("."))
     plt.close(figure)
-    temporary.replace(path)
 
 
 def write(folder: Path, results: list[CaseResult], method: Method, facts: dict[str, Any], absent: dict[str, str],
           baseline: str | None) -> None:  # fmt: skip
     """`bench.json`, `bench.md` and, where something was timed, `bench.svg` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "bench.json", json.dumps(document(results, method, facts, absent), indent=1))
-    write_atomically(folder / "bench.md", markdown(results, baseline, facts))
+    with whole_file(folder / "bench.json") as path:
+        path.write_text(json.dumps(document(results, method, facts, absent), indent=1))
+    with whole_file(folder / "bench.md") as path:
+        path.write_text(markdown(results, baseline, facts))
     if any(result.timed() for result in results):
         plot(results, folder / "bench.svg", f"bf16 attention forward, head dim 128, {facts.get('gpu', 'CPU')}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
+
+from moon_diffusers.evidence.files import whole_file
 
 from .library import CLASSES, Constants, Workgroup, replay
 
@@ -53,7 +54,6 @@ def draw(workgroup: Workgroup, constants: Constants, path: Path, title: str, cyc
     axes.set_xlim(0, cycles)
     axes.set_xlabel("cycles")
     axes.set_title(title, fontsize=10)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    figure.savefig(temporary, dpi=120, format=path.suffix.removeprefix("."))
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=120, format=path.suffix.removeprefix("."))
     plt.close(figure)
-    temporary.replace(path)
