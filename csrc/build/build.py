@@ -4,8 +4,9 @@
     python csrc/build/build.py --arch gfx942       one architecture (the manifest then lists just that)
     python csrc/build/build.py --emulator native   the emulator for this CPU only: quicker
 
-Needs the wheels ziglang, pyelftools and msgpack, and nothing of the system. `MOON_HIPCC=/opt/rocm/bin/hipcc` compiles
-the HIP sources with ROCm's compiler instead. `MOON_BUILD_CACHE=DIR` lets several checkouts share what they built.
+Needs the wheels ziglang, pyelftools and msgpack, for sm_90a also nvidia-cuda-nvcc-cu12, and nothing of the system.
+`MOON_HIPCC=/opt/rocm/bin/hipcc` compiles the HIP sources with ROCm's compiler instead, `MOON_NVCC=/path/to/nvcc` the CUDA
+sources with NVIDIA's. `MOON_BUILD_CACHE=DIR` lets several checkouts share what they built.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import cubin
 import layouts
 import metadata
+import ptx
 import targets
 import toolchain
 
@@ -90,17 +93,52 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def build_code_object(target: targets.CodeObject, output: Path, cache: Cache, built: dict[str, str]) -> None:
-    """Compile one HIP source, unless it is fresh."""
+    """Compile one source, unless it is fresh."""
+    if target.is_cuda:
+        build_cubin(target, output, cache, built)
+        return
     compiler = toolchain.hip_compiler()
     flags = targets.HIP_FLAGS + target.flags
-    key = digest(
-        compiler.name, compiler.version, " ".join(flags), target.arch, str(target.source.name), targets.KERNELS
-    )
+    key = digest(compiler.name, compiler.version, " ".join(flags), target.arch, target.source, *target.folders)
     if not cache.fresh(target.file, key):
         start = time.monotonic()
         shared(key, output / target.file, lambda path: compiler.compile_hip(target.source, target.arch, flags, path))
         print(f"  {target.file}  {time.monotonic() - start:.1f} s", flush=True)
     built[target.file] = key
+
+
+def build_cubin(target: targets.CodeObject, output: Path, cache: Cache, built: dict[str, str]) -> None:
+    """Compile one CUDA source to PTX, and that to a cubin, unless both are fresh."""
+    ptxas = require_ptxas()
+    flags = targets.CUDA_FLAGS + target.flags
+    clusters = {kernel.name: int(str(kernel.variant.get("cluster", 1))) for kernel in target.kernels}
+    version = f"{ptx.compiler_version()} {ptx.PTX_VERSION} {clusters}"
+    key = digest(version, " ".join(flags), target.arch, target.source, *target.folders, Path(ptx.__file__))
+    assembled = digest(key, ptxas.version)
+    if not (cache.fresh(target.fallback, key) and cache.fresh(target.file, assembled)):
+        start = time.monotonic()
+        text = output / target.fallback
+        shared(key, text, lambda path: ptx.compile_ptx(target.source, target.arch, flags, clusters, path))
+        shared(assembled, output / target.file, lambda path: ptxas.assemble(text, target.arch, path))
+        print(f"  {target.file}  {time.monotonic() - start:.1f} s", flush=True)
+    built[target.fallback] = key
+    built[target.file] = assembled
+
+
+def require_ptxas() -> ptx.Ptxas:
+    """ptxas, or a BuildError that says how to get it."""
+    ptxas = ptx.find_ptxas()
+    if ptxas is None:
+        raise toolchain.BuildError(f"sm_90a needs ptxas: pip install {ptx.WHEEL}, or name one by MOON_PTXAS")
+    return ptxas
+
+
+def buildable() -> list[str]:
+    """All architectures that this machine can build; says which it leaves out, and why."""
+    if ptx.find_ptxas() is not None or "sm_90a" not in ARCHITECTURES:
+        return ARCHITECTURES
+    print(f"  sm_90a is left out, since there is no ptxas here: pip install {ptx.WHEEL}", flush=True)
+    return [arch for arch in ARCHITECTURES if arch != "sm_90a"]
 
 
 def compile_host_file(source: Path, folder: Path, cpu: str, output: Path) -> None:
@@ -136,13 +174,17 @@ def describe(target: targets.CodeObject, output: Path, known: dict[str, layouts.
 
     Raises BuildError if a declared kernel is missing or its kernarg segment is not that of its layout.
     """
-    found = metadata.read_kernels(output / target.file)
+    found = resources(target, output)
     kernels = []
     for kernel in target.kernels:
         if kernel.name not in found:
             raise toolchain.BuildError(f"{target.file}: no kernel {kernel.name}; it has {', '.join(found)}")
-        facts = metadata.resources(found[kernel.name])
+        facts = found[kernel.name]
         size = known[kernel.kernarg_layout]["size"]
+        if facts.get("cluster", 1) != kernel.variant.get("cluster", 1):
+            raise toolchain.BuildError(
+                f"{target.file}: {kernel.name} has clusters of {facts['cluster']}, its variant says otherwise"
+            )
         # Hidden arguments follow the explicit ones, so the segment may be longer than the struct.
         if facts["kernarg_size"] < size:
             raise toolchain.BuildError(
@@ -158,18 +200,38 @@ def describe(target: targets.CodeObject, output: Path, known: dict[str, layouts.
                 **facts,
             }
         )
-    return {
+    entry: dict[str, Any] = {
         "file": target.file,
         "arch": target.arch,
-        "sha256": hashlib.sha256((output / target.file).read_bytes()).hexdigest(),
+        "sha256": file_hash(output / target.file),
         "source": str(target.source.relative_to(targets.KERNELS)),
         "kernels": kernels,
     }
+    if target.fallback:
+        entry["fallback"] = {"file": target.fallback, "sha256": file_hash(output / target.fallback)}
+    return entry
 
 
-def build(output: Path, architectures: list[str], emulator: str) -> Path:
-    """Build into `output` and return the manifest's path. `emulator`: all, native or none."""
+def resources(target: targets.CodeObject, output: Path) -> dict[str, dict[str, int]]:
+    """Each kernel's resource figures, as its machine code declares them."""
+    if target.is_cuda:
+        return cubin.read_kernels(output / target.file)
+    return {name: metadata.resources(entry) for name, entry in metadata.read_kernels(output / target.file).items()}
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def build(output: Path, architectures: list[str] | None, emulator: str) -> Path:
+    """Build into `output` and return the manifest's path.
+
+    `architectures`: None for all that this machine can build. `emulator`: all, native or none.
+    """
     output.mkdir(parents=True, exist_ok=True)
+    if architectures is None:
+        architectures = buildable()
     cache = Cache(output)
     built: dict[str, str] = {}
     chosen = [target for target in targets.CODE_OBJECTS if target.arch in architectures]
@@ -191,13 +253,15 @@ def build(output: Path, architectures: list[str], emulator: str) -> Path:
 
     known = layouts.read_layouts(targets.KERNELS / "common")
     compiler = toolchain.hip_compiler()
-    manifest = {
+    manifest: dict[str, Any] = {
         "schema": SCHEMA,
         "compiler": {"name": compiler.name, "version": compiler.version, "flags": list(targets.HIP_FLAGS)},
         "code_objects": [describe(target, output, known) for target in chosen],
         "kernarg_layouts": known,
         "emulator": [{"file": f"libmoon_emulator-{isa}.so", "isa": isa} for isa in isas],
     }
+    if any(target.is_cuda for target in chosen):
+        manifest["assembler"] = {"name": "ptxas", "version": require_ptxas().version}
     path = output / "manifest.json"
     write_atomically(path, json.dumps(manifest, indent=1))
     return path
@@ -220,12 +284,15 @@ def main() -> int:
         "--output", type=Path, default=DEFAULT_OUTPUT, help="folder of the products (default: %(default)s)"
     )
     parser.add_argument(
-        "--arch", action="append", choices=ARCHITECTURES, help="architecture; repeat for more (default: all)"
+        "--arch",
+        action="append",
+        choices=ARCHITECTURES,
+        help="architecture; repeat for more (default: all that this machine can build)",
     )
     parser.add_argument("--emulator", choices=("all", "native", "none"), default="all", help="emulator variants")
     args = parser.parse_args()
     try:
-        print(f"manifest: {build(args.output, args.arch or ARCHITECTURES, args.emulator)}")
+        print(f"manifest: {build(args.output, args.arch, args.emulator)}")
     except toolchain.BuildError as error:
         print(f"build failed: {error}", file=sys.stderr)
         return 1

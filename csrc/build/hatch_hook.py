@@ -23,7 +23,7 @@ class CustomBuildHook(BuildHookInterface):
         import build
         import targets
 
-        build.build(build.DEFAULT_OUTPUT, build.ARCHITECTURES, "native" if version == "editable" else "all")
+        build.build(build.DEFAULT_OUTPUT, None, "native" if version == "editable" else "all")
         sample = Path(self.root) / "samples" / "wan-emoji"
         if version != "editable" and (sample / "model_index.json").is_file():
             # `moon-diffusers generate` without --model finds it there; a checkout uses the folder itself.

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 from typing import TypedDict
 
-SIZES = {"u64": 8, "i64": 8, "u32": 4, "i32": 4, "f32": 4}
+SIZES = {"u64": 8, "i64": 8, "u32": 4, "i32": 4, "f32": 4, "tensor_map": 128}
+#: Of types that are not aligned to their size.
+ALIGNMENTS = {"tensor_map": 64}
 _LINE = re.compile(r"^MOON_ARG\((\w+),\s*(\w+)\)")
 
 
@@ -43,10 +45,11 @@ def read_layout(path: Path) -> Layout:
         if kind not in SIZES:
             raise ValueError(f"{path.name}:{number}: unknown type {kind!r}; accepted: {', '.join(SIZES)}")
         size = SIZES[kind]
-        offset = -(-offset // size) * size
+        own = ALIGNMENTS.get(kind, size)
+        offset = -(-offset // own) * own
         fields.append({"name": name, "type": kind, "offset": offset})
         offset += size
-        align = max(align, size)
+        align = max(align, own)
     return {"size": -(-offset // align) * align, "fields": fields}
 
 

@@ -27,13 +27,29 @@ class Kernel:
 
 @dataclass(frozen=True)
 class CodeObject:
-    """One HIP source compiled for one architecture."""
+    """One source compiled for one architecture."""
 
     file: str
     arch: str
     source: Path
     kernels: tuple[Kernel, ...]
     flags: tuple[str, ...] = ()
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is for NVIDIA's hardware: then PTX is kept beside the machine code."""
+        return self.arch.startswith("sm_")
+
+    @property
+    def fallback(self) -> str:
+        """The PTX beside a cubin, for drivers that refuse the cubin; empty for AMD's."""
+        return self.file.removesuffix(".cubin") + ".ptx" if self.is_cuda else ""
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All that a change of which asks for a new build."""
+        own = (KERNELS / "sm90a",) if self.is_cuda else (KERNELS / "gfx942", KERNELS / "gfx950")
+        return (KERNELS / "common", *own)
 
 
 def general(arch: str) -> CodeObject:
@@ -130,10 +146,45 @@ def cdna4() -> tuple[CodeObject, ...]:
     )
 
 
-CODE_OBJECTS: tuple[CodeObject, ...] = (*cdna3(), general("gfx942"), *cdna4(), general("gfx950"))
+def sm90a() -> tuple[CodeObject, ...]:
+    """The Hopper kernels: attention, and the merge of split row blocks."""
+    merge = "moon_attention_sm90a_merge"
+    variant: dict[str, object] = {
+        "family": "sm90a",
+        "rounding": "rtne",
+        "rescale": "lazy",
+        # A cluster's: two blocks share K and V.
+        "rows_per_workgroup": 384,
+        "cluster": 2,
+        "keys_per_tile": 80,
+        "alignment": 16,
+        # A tensor map's strides are below 2^40 bytes.
+        "strides": [0, 2**39 - 8],
+        "dynamic_lds": 214528,
+        "grid": "linear",
+        "features": ["lse", "gqa", "causal", "seqlens_k", "cu_seqlens"],
+        "merge": merge,
+    }
+    forward = Kernel("moon_attention_sm90a", "forward", "sm90a", variant)
+    folder = KERNELS / "sm90a"
+    return (
+        CodeObject("attention-sm_90a.cubin", "sm_90a", folder / "attention.cu", (forward,)),
+        CodeObject("merge-sm_90a.cubin", "sm_90a", folder / "merge.cu", (Kernel(merge, "merge", "sm90a"),)),
+    )
+
+
+CODE_OBJECTS: tuple[CodeObject, ...] = (
+    *cdna3(),
+    general("gfx942"),
+    *cdna4(),
+    general("gfx950"),
+    *(item for item in sm90a() if item.source.exists()),
+)
 
 # -fno-slp-vectorize: packed fp32 gets no issue slot beside an MFMA.
 HIP_FLAGS = ("-std=c++17", "-O3", "-fno-slp-vectorize", "-mcode-object-version=5", "-Wall", "-Wextra")
+
+CUDA_FLAGS = ("-std=c++17", "-O3", "-Wall", "-Wextra")
 
 # The oldest glibc that the emulator's library asks for, as torch's own wheels.
 GLIBC = "2.28"

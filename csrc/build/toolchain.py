@@ -19,6 +19,16 @@ class BuildError(Exception):
 
 def run(command: list[str]) -> str:
     """Run a build step and return what it printed; raise BuildError with its words if it fails."""
+    return _run(command).stdout
+
+
+def run_for_words(command: list[str]) -> str:
+    """The same, with what it printed as errors and remarks in front."""
+    done = _run(command)
+    return done.stderr + done.stdout
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -26,7 +36,7 @@ def run(command: list[str]) -> str:
     if done.returncode != 0:
         words = (done.stderr + done.stdout).strip()
         raise BuildError(f"exit status {done.returncode} from: {' '.join(command)}\n{words}")
-    return done.stdout
+    return done
 
 
 @dataclass(frozen=True)
