@@ -58,10 +58,17 @@ RULES = {
             f"{M}.{room}" for room in ("ops", "dispatch", "functional", "runtime", "integrations", "generation", "cli")
         ),
     ),
-    "evidence knows no diffusers": (("evidence/**/*.py",), ("diffusers", f"{M}.integrations", f"{M}.generation")),
+    "evidence knows no diffusers": (
+        ("evidence/**/*.py",),
+        ("diffusers", f"{M}.integrations", f"{M}.generation", f"{M}.end_to_end"),
+    ),
+    "whole pipelines are timed through public names alone": (
+        ("end_to_end/*.py",),
+        tuple(f"{M}.{room}" for room in ("ops", "dispatch", "runtime", "planning", "routing", "integrations", "cli")),
+    ),
     "the corridor imports nothing beside it": (
         ("*.py", "runtime/*.py", "integrations/**/*.py"),
-        tuple(f"{M}.{room}" for room in ("cli", "quality", "generation", "evidence", "emulator")),
+        tuple(f"{M}.{room}" for room in ("cli", "quality", "generation", "evidence", "emulator", "end_to_end")),
     ),
 }
 

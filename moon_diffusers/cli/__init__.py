@@ -25,6 +25,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("moon_diffusers.cli.plan:plan", "Say what would be launched for a shape, without launching it."),
     "capture": ("moon_diffusers.cli.capture:capture", "Keep q, k and v of a real run's attention modules."),
     "bench": ("moon_diffusers.cli.bench:bench", "Time attention kernels side by side on this machine's GPU."),
+    "reproduce-wan21": (
+        "moon_diffusers.cli.reproduce_wan21:reproduce_wan21",
+        "Time Wan2.1 with and without the kernel on this machine's GPU.",
+    ),
     "model-timing": (
         "moon_diffusers.cli.model_timing:model_timing",
         "Model our kernels beside AITER's on one compute unit.",

@@ -36,10 +36,7 @@ class Source:
 
 def nvml(index: int) -> Source:
     """NVIDIA's library, by the package nvidia-ml-py."""
-    import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    pynvml, handle = nvml_handle(index)
 
     def read() -> tuple[float, float]:
         mhz = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
@@ -48,12 +45,30 @@ def nvml(index: int) -> Source:
     return Source("NVML", read)
 
 
-def amdsmi(index: int) -> Source:
-    """AMD's library, which ROCm ships."""
+def nvml_handle(index: int) -> tuple[Any, Any]:
+    """The library and its handle of torch's GPU `index`, which CUDA_VISIBLE_DEVICES may have renumbered."""
+    import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    import torch
+
+    pynvml.nvmlInit()
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None) if torch.cuda.is_available() else None
+    if uuid is not None:
+        with contextlib.suppress(pynvml.NVMLError):
+            return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    return pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)
+
+
+def amdsmi_handle(index: int) -> tuple[Any, Any]:
+    """AMD's library, which ROCm ships, and its handle of GPU `index`."""
     import amdsmi as smi  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     smi.amdsmi_init()
-    handle = smi.amdsmi_get_processor_handles()[index]
+    return smi, smi.amdsmi_get_processor_handles()[index]
+
+
+def amdsmi(index: int) -> Source:
+    """Clock and power by amdsmi."""
+    smi, handle = amdsmi_handle(index)
 
     def read() -> tuple[float, float]:
         clock: dict[str, Any] = smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX)
@@ -97,6 +112,44 @@ def find_source(index: int) -> Source | None:
         except Exception:  # whatever a vendor's library raises when its hardware is not there
             continue
         return source
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyCounter:
+    """The card's own meter: joules since some moment in the past. It is brought up to date some ten times a second."""
+
+    name: str
+    read: Callable[[], float]
+
+
+def nvml_energy(index: int) -> EnergyCounter:
+    """NVML's total energy consumption (Volta and later), millijoules."""
+    pynvml, handle = nvml_handle(index)
+    return EnergyCounter("NVML total energy", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
+
+
+def amdsmi_energy(index: int) -> EnergyCounter:
+    """amdsmi's accumulator, in units of so many microjoules."""
+    smi, handle = amdsmi_handle(index)
+
+    def read() -> float:
+        count: dict[str, Any] = smi.amdsmi_get_energy_count(handle)
+        ticks = count.get("energy_accumulator", count.get("power"))
+        return float(ticks or 0) * float(count["counter_resolution"]) / 1e6
+
+    return EnergyCounter("amdsmi energy count", read)
+
+
+def find_energy(index: int) -> EnergyCounter | None:
+    """The first counter that gives a reading above 0 for GPU `index`; None if there is none."""
+    for make in (amdsmi_energy, nvml_energy):
+        try:
+            counter = make(index)
+            if counter.read() > 0:
+                return counter
+        except Exception:  # as in find_source
+            continue
     return None
 
 
