@@ -20,7 +20,7 @@ class KernelSpec:
     """One kernel of the manifest, as far as routing and planning need it.
 
     Attributes:
-        role: `forward`, `value_prepass` or `merge`.
+        role: `forward`, `value_prepass`, `merge` or `measurement`.
         family: which planner of `planning` knows its grid and workspace.
         rows: query rows a workgroup computes.
         alignment: bytes that tensors' addresses and strides must be multiples of.

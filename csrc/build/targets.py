@@ -173,11 +173,28 @@ def sm90a() -> tuple[CodeObject, ...]:
     )
 
 
+#: Microbenchmarks, each a kernel `moon_measure_<name>`; csrc/kernels/measure says what each does.
+MEASUREMENTS = (
+    "valu", "valu_chain", "exp", "packed", "branch", "mfma", "mfma_chain", "mfma_valu", "mfma_packed",
+    *(f"mfma_read_{states}" for states in range(9)),
+    "mfma_beside_valu", "mfma_beside_exp", "mfma_beside_packed", "lds_b128", "lds_b64", "lds_b128_conflicts", "lds_chain",
+    "l1_stream", "l1_chain", "l2_chain", "scalar_chain", "barriers",
+)  # fmt: skip
+
+
+def measurements(arch: str) -> CodeObject:
+    """The microbenchmarks of `arch`, for the timing model's constants; no call is ever routed to them."""
+    kernels = tuple(Kernel(f"moon_measure_{name}", "measurement", "measure") for name in MEASUREMENTS)
+    return CodeObject(f"measure-{arch}.co", arch, KERNELS / "measure" / "measure.hip", kernels)
+
+
 CODE_OBJECTS: tuple[CodeObject, ...] = (
     *cdna3(),
     general("gfx942"),
+    measurements("gfx942"),
     *cdna4(),
     general("gfx950"),
+    measurements("gfx950"),
     *(item for item in sm90a() if item.source.exists()),
 )
 

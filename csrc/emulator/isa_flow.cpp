@@ -75,7 +75,7 @@ u32 hw_register(const Wave &w, u32 id) {
     switch (id) {
         case 1: return w.mode;
         case 2: return u32(w.scc) | u32(w.exec() == 0) << 9 | u32(w.s64(kVcc) == 0) << 10;
-        case 4: return u32(w.id);
+        case 4: return u32(w.id) / 4 | (u32(w.id) % 4) << 4;  // the slot of a SIMD, the SIMD
         case 20: return xcc_id(w);
         default: return 0;
     }

@@ -177,7 +177,7 @@ Cycle Model::memory(const Wave &wave, const MoonTimingRecord &record) {
     const Cycle start = std::max(now_, memory_free_);
     bool miss = false;
     for (uint32_t i = 0; i < record.lines; i++) miss |= !l1_.touch(wave.trace->lines[record.first_line + i]);
-    const Cycle busy = std::max<Cycle>(1, record.lines * kLineBytes / rate);
+    const Cycle busy = std::max(1, (record.lines * kLineBytes + rate - 1) / rate);
     memory_free_ = start + busy;
     result_.l1_busy += busy;
     return start + busy + (miss ? c_.l2_latency : c_.l1_hit_latency);

@@ -47,6 +47,12 @@ RESCALES = {"gfx942": ("exact", "lazy"), "gfx950": ("lazy",)}
 )
 @click.option("--seed", default=0, show_default=True)
 @click.option(
+    "--constants",
+    "known",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Constants that are known, as scripts/measure_cdna_constants.py prints them; the grid spans the others.",
+)
+@click.option(
     "--captured",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Also model the calls that `moon-diffusers capture` kept in this file: whole launches, begin and end included.",
@@ -63,6 +69,7 @@ def model_timing(
     keys: int,
     count: int,
     seed: int,
+    known: Path | None,
     captured: Path | None,
     timeline: Path | None,
     output: Path | None,
@@ -71,22 +78,26 @@ def model_timing(
 
     One workgroup of each kernel runs in the emulator; its trace is replayed under many sets of constants that nobody has
     published. Only sets that reproduce AITER's published ratios between its rounding modes are kept (gfx942; nothing
-    published constrains gfx950). Figures are minimum / median / maximum over the kept sets. Clocks and power are outside
-    the model, and so is everything beyond one compute unit.
+    published constrains gfx950); with --constants none is left out. Figures are minimum / median / maximum over the kept
+    sets. Clocks and power are outside the model, and so is everything beyond one compute unit.
     """
     from moon_diffusers.evidence.timing import constants, ensemble
     from moon_diffusers.evidence.timing.traces import Subject
 
-    sets = constants.sample(arch, count, seed)
+    source, values = _known(known, arch)
+    sets = constants.sample(arch, count, seed, values)
     peers = {mode: Subject("aiter", arch, mode) for mode in ROUNDINGS[arch]}
-    steady = {mode: _steady(subject, keys, "flat") for mode, subject in peers.items()}
-    kept = ensemble.survivors(steady, sets) if arch == "gfx942" else sets
+    kept = sets
     if arch == "gfx942":
+        kept = ensemble.survivors({mode: _steady(subject, keys, "flat") for mode, subject in peers.items()}, sets)
         click.echo(
             f"{arch}: {len(kept)} of {len(sets)} sets of constants reproduce AITER's published ratios within 3 %"
         )
     else:
         click.echo(f"{arch}: {len(kept)} sets of constants; no published ratio constrains them")
+    if known:
+        click.echo(f"constants of {known}: {source}; all {len(sets)} sets are used")
+        kept = sets
     if not kept:
         raise click.ClickException("no set of constants reproduces the published ratios: draw more with --sets")
     rows: list[dict[str, Any]] = []
@@ -131,12 +142,27 @@ def model_timing(
             "arch": arch,
             "keys": keys,
             "seed": seed,
+            "known": {"source": source, "constants": values},
             "drawn": len(sets),
             "kept": len(kept),
             "rows": rows,
         }
         with whole_file(output) as path:
             path.write_text(json.dumps(document, indent=1))
+
+
+def _known(path: Path | None, arch: str) -> tuple[str, dict[str, tuple[int, ...]]]:
+    from moon_diffusers.errors import MoonError
+    from moon_diffusers.evidence.timing.calibration import read_document
+
+    if path is None:
+        return "", {}
+    try:
+        data = json.loads(path.read_text())
+        values = read_document(data, arch)
+        return str(data.get("source", "")), values
+    except (OSError, ValueError, MoonError) as error:
+        raise click.ClickException(f"--constants {path}: {error}") from error
 
 
 def _steady(subject: Subject, keys: int, data: Data) -> Steady:

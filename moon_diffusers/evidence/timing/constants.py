@@ -2,13 +2,14 @@
 
 Published (AMD's ISA guides and matrix calculator, LLVM's scheduling and hazard tables): cycles of the matrix instructions,
 vector issue blocked by them, the LDS banks. Not published, or reported in more than one way: everything in `UNCERTAIN`.
-`scripts/measure_cdna_constants.py` is to replace these guesses by one run on silicon.
+`scripts/measure_cdna_constants.py` replaces these guesses by one run on silicon.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .library import Constants
@@ -50,14 +51,14 @@ AITER_RATIOS = {"rtne": 1.134, "rtna": 1.080}
 AGREEMENT = 0.03
 
 
-def grid(arch: str) -> list[Constants]:
-    """Every combination of the uncertain constants of `arch`."""
-    names = list(UNCERTAIN[arch])
-    values = itertools.product(*UNCERTAIN[arch].values())
-    return [replace(PUBLISHED[arch], **dict(zip(names, row, strict=True))) for row in values]
+def grid(arch: str, known: Mapping[str, Sequence[int]] | None = None) -> list[Constants]:
+    """Every combination of the uncertain constants of `arch`; `known` names values that replace a constant's."""
+    values = {**UNCERTAIN[arch], **(known or {})}
+    rows = itertools.product(*values.values())
+    return [replace(PUBLISHED[arch], **dict(zip(values, row, strict=True))) for row in rows]
 
 
-def sample(arch: str, count: int, seed: int = 0) -> list[Constants]:
+def sample(arch: str, count: int, seed: int = 0, known: Mapping[str, Sequence[int]] | None = None) -> list[Constants]:
     """`count` sets of the grid, drawn without repetition; all of them where the grid has no more."""
-    sets = grid(arch)
+    sets = grid(arch, known)
     return sets if count >= len(sets) else random.Random(seed).sample(sets, count)

@@ -105,6 +105,18 @@ def _s_load(mnemonic, dwords, offset, soffset=0, buffer=False, bound=None):
     return Row(f"{mnemonic} {where}", text, model, {}, sd=dwords, memory=BUFFER_BYTES)
 
 
+def _time(mnemonic):
+    """Never goes back. The emulator counts instructions; how often is its own affair."""
+
+    def model(state: State) -> None:
+        state.sd = np.ones_like(state.sd)
+        state.scc = np.ones_like(state.scc)
+
+    text = "s_mov_b64 s[48:49], -1\ns_mov_b64 s[50:51], 0\n"
+    text += f"{mnemonic} s[48:49]\ns_waitcnt lgkmcnt(0)\n{mnemonic} s[50:51]\ns_waitcnt lgkmcnt(0)\n"
+    return Row(mnemonic, f"{text}s_cmp_ge_u32 s50, s48\ns_cselect_b32 {{sd}}, 1, 0", model, {}, sd=1)
+
+
 def _global_load(mnemonic, size, offset=0, extend=None, saddr=False):
     def model(state: State) -> None:
         data = _fetch(state.memory, state.a.astype(np.int64) + offset + 64, size)
@@ -217,6 +229,8 @@ ROWS: list[Row] = [
     _s_load("s_load_dwordx8", 8, 0x40),
     _s_load("s_load_dwordx16", 16, 0x80),
     _s_load("s_buffer_load_dword", 1, 0x2C, buffer=True),
+    _time("s_memtime"),
+    _time("s_memrealtime"),
     _global_load("global_load_dword", 4, -64),
     _global_load("global_load_dword", 4, 256, saddr=True),
     _global_load("global_load_dwordx2", 8, 8),
