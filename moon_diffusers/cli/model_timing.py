@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from moon_diffusers.evidence.capture import CapturedCall
-    from moon_diffusers.evidence.timing.ensemble import Prediction, Steady, Whole
+    from moon_diffusers.evidence.timing.comparison import Row
+    from moon_diffusers.evidence.timing.ensemble import Steady, Whole
     from moon_diffusers.evidence.timing.traces import Data, Subject
 
-ROUNDINGS = {"gfx942": ("rtne", "rtna", "rtz"), "gfx950": ("rtne",)}
-RESCALES = {"gfx942": ("exact", "lazy"), "gfx950": ("lazy",)}
+# AITER's cost per key and row depends neither on the data nor on how many keys there are: these few suffice to filter.
+FILTER_KEYS = 2048
 
 
 @click.command("model-timing")
@@ -36,6 +37,18 @@ RESCALES = {"gfx942": ("exact", "lazy"), "gfx950": ("lazy",)}
     default=2048,
     show_default=True,
     help="Keys of the longer trace; the shorter has half. Maxima rise less often later.",
+)
+@click.option(
+    "--whole", is_flag=True, help="Whole launches of --keys keys, begin and end included, not the steady state."
+)
+@click.option(
+    "--compare",
+    "tables",
+    multiple=True,
+    type=click.Choice(("limits", "energy")),
+    default=("limits", "energy"),
+    show_default=True,
+    help="Tables behind the ratios: what limits each kernel; what it moves for its work.",
 )
 @click.option(
     "--sets",
@@ -67,6 +80,8 @@ def model_timing(
     arch: str,
     kinds: tuple[Data, ...],
     keys: int,
+    whole: bool,
+    tables: tuple[str, ...],
     count: int,
     seed: int,
     known: Path | None,
@@ -81,15 +96,17 @@ def model_timing(
     published constrains gfx950); with --constants none is left out. Figures are minimum / median / maximum over the kept
     sets. Clocks and power are outside the model, and so is everything beyond one compute unit.
     """
-    from moon_diffusers.evidence.timing import constants, ensemble
+    from moon_diffusers.evidence.timing import comparison, constants, ensemble
     from moon_diffusers.evidence.timing.traces import Subject
 
     source, values = _known(known, arch)
     sets = constants.sample(arch, count, seed, values)
-    peers = {mode: Subject("aiter", arch, mode) for mode in ROUNDINGS[arch]}
+    peers = {mode: Subject("aiter", arch, mode) for mode in comparison.ROUNDINGS[arch]}
     kept = sets
     if arch == "gfx942":
-        kept = ensemble.survivors({mode: _steady(subject, keys, "flat") for mode, subject in peers.items()}, sets)
+        kept = ensemble.survivors(
+            {mode: _steady(subject, FILTER_KEYS, "flat") for mode, subject in peers.items()}, sets
+        )
         click.echo(
             f"{arch}: {len(kept)} of {len(sets)} sets of constants reproduce AITER's published ratios within 3 %"
         )
@@ -100,38 +117,35 @@ def model_timing(
         kept = sets
     if not kept:
         raise click.ClickException("no set of constants reproduces the published ratios: draw more with --sets")
-    rows: list[dict[str, Any]] = []
-    click.echo(f"{'kernel':18s} {'data':7s} {'speed against AITER':>22s} {'matrix utilisation':>22s}  waits most for")
+    rows: list[Row] = []
+    click.echo(comparison.HEADER)
 
     def compare(label: str, make: Callable[[Subject], Steady | Whole]) -> None:
-        for mode in ROUNDINGS[arch]:
-            peer = ensemble.map_sets(make(peers[mode]).cost, kept)
-            for rescale in RESCALES[arch]:
-                subject = Subject("moon", arch, mode, rescale)
-                found = ensemble.predict(make(subject), peer, kept)
-                rows.append(_row(subject.name, label, found))
-                waits = ", ".join(f"{name} {share:.0%}" for name, share in list(found.limits.items())[:3])
-                click.echo(f"{subject.name:18s} {label:7s} {found.speed!s:>22s} {found.utilisation!s:>22s}  {waits}")
+        for row in comparison.compare(arch, label, kept, make):
+            rows.append(row)
+            click.echo(comparison.line(row))
 
     for data in kinds:
-        compare(data, lambda subject, data=data: _steady(subject, keys, data))  # type: ignore[misc]
+        compare(data, lambda subject, data=data: (_launch if whole else _steady)(subject, keys, data))  # type: ignore[misc]
     for call in _captured_calls(captured):
         click.echo(f"{call.module}, step {call.step}, {call.k.shape[1]} keys, whole launch:")
-        compare("capture", lambda subject, call=call: _whole(subject, call))  # type: ignore[misc]
-    first = next((row for row in rows if row["kernel"].startswith("moon rtne")), None)
+        compare(f"captured {call.k.shape[1]}", lambda subject, call=call: _captured(subject, call))  # type: ignore[misc]
+    for name in tables:
+        click.echo("\n" + (comparison.limits if name == "limits" else comparison.energy)(rows))
+    first = next((row for row in rows if row.kernel.startswith("moon rtne")), None)
     if first is not None:
         from moon_diffusers.evidence.timing import whole_gpu
 
-        speed = first["speed"][1]
+        speed = first.found.speed.middle
         click.echo(
-            f"\nWhole GPU, self-attention, {first['kernel']} at its median of {speed:.2f} a key and row ({first['data']}):"
+            f"\nWhole GPU, self-attention, {first.kernel} at its median of {speed:.2f} a key and row ({first.data}):"
         )
         click.echo(whole_gpu.markdown(whole_gpu.table(arch, speed)))
     if timeline:
         from moon_diffusers.evidence.timing.timeline import draw
         from moon_diffusers.evidence.timing.traces import trace
 
-        subject = Subject("moon", arch, ROUNDINGS[arch][0], RESCALES[arch][-1])
+        subject = Subject("moon", arch, comparison.ROUNDINGS[arch][0], comparison.RESCALES[arch][-1])
         draw(trace(subject, keys, kinds[0]), constants.PUBLISHED[arch], timeline, f"{subject.name} on {arch}, modelled")
         click.echo(f"timeline: {timeline}")
     if output:
@@ -145,7 +159,8 @@ def model_timing(
             "known": {"source": source, "constants": values},
             "drawn": len(sets),
             "kept": len(kept),
-            "rows": rows,
+            "whole": whole,
+            "rows": [comparison.as_json(row) for row in rows],
         }
         with whole_file(output) as path:
             path.write_text(json.dumps(document, indent=1))
@@ -172,20 +187,21 @@ def _steady(subject: Subject, keys: int, data: Data) -> Steady:
     return Steady(trace(subject, keys // 2, data), trace(subject, keys, data), keys - keys // 2, subject.rows)
 
 
+def _launch(subject: Subject, keys: int, data: Data) -> Whole:
+    from moon_diffusers.evidence.timing.ensemble import Whole
+    from moon_diffusers.evidence.timing.traces import trace
+
+    return Whole(trace(subject, keys, data), keys, subject.rows)
+
+
 def _captured_calls(path: Path | None) -> list[CapturedCall]:
     from moon_diffusers.evidence.capture import load
 
     return load(path) if path else []
 
 
-def _whole(subject: Subject, call: CapturedCall) -> Whole:
+def _captured(subject: Subject, call: CapturedCall) -> Whole:
     from moon_diffusers.evidence.timing.ensemble import Whole
     from moon_diffusers.evidence.timing.traces import trace_captured
 
     return Whole(trace_captured(subject, call), call.k.shape[1], subject.rows)
-
-
-def _row(name: str, data: str, found: Prediction) -> dict[str, Any]:
-    ranges = {"speed": found.speed, "utilisation": found.utilisation, "cycles_per_key_and_row": found.cycles}
-    figures = {key: [item.low, item.middle, item.high] for key, item in ranges.items()}
-    return {"kernel": name, "data": data, **figures, "limits": found.limits}

@@ -16,7 +16,14 @@ from ..routing import KernelSpec
 SCHEMA = 1
 DEFAULT_FOLDER = Path(__file__).resolve().parents[1] / "_compiled"
 
-_FORMATS = {"u64": ("Q", 8), "i64": ("q", 8), "u32": ("I", 4), "i32": ("i", 4), "f32": ("f", 4), "tensor_map": ("128s", 128)}
+_FORMATS = {
+    "u64": ("Q", 8),
+    "i64": ("q", 8),
+    "u32": ("I", 4),
+    "i32": ("i", 4),
+    "f32": ("f", 4),
+    "tensor_map": ("128s", 128),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import moon_diffusers
-from moon_diffusers.evidence import aiter
-from moon_diffusers.evidence.timing import constants, ensemble, timeline, traces, whole_gpu
+from moon_diffusers.evidence import aiter, energy
+from moon_diffusers.evidence.timing import comparison, constants, ensemble, timeline, traces, whole_gpu
 from moon_diffusers.evidence.timing.library import CLASSES, Constants, replay
 from moon_diffusers.evidence.timing.traces import Subject, instruction, trace
+from moon_diffusers.runtime.device import open_emulated
 
 ROW: dict[str, Any] = {
     "class": "mfma",
@@ -132,3 +133,48 @@ def test_tracing_leaves_no_option_behind() -> None:
     q = torch.randn(1, 64, 1, 128, dtype=torch.bfloat16)
     with moon_diffusers.emulate("gfx942"):
         moon_diffusers.attention(q, q, q, strict=True)
+
+
+def test_energy_proxies_of_the_traces_are_those_of_the_emulators_counters() -> None:
+    """Two ways to count one launch of 384 queries and 512 keys: the trace of its workgroup, and the counters."""
+    device = open_emulated("gfx950")
+    shape = aiter.Shape(1, 384, 512, 1, 1)
+    result = energy.run_ours(device, shape)
+    counted = energy.proxies(result.reports[0], energy.code_of(device, result), shape)
+    workgroup = trace(Subject("moon", "gfx950", "rtne", "lazy"), 512, "normal")
+    found = ensemble.Whole(workgroup, 512, 384).proxies()
+    assert found.accumulators == pytest.approx(counted.accumulators, rel=1e-12)
+    assert found.lds == pytest.approx(counted.lds, rel=1e-12)
+    assert found.vector == pytest.approx(counted.vector, rel=1e-12)
+    # The counters leave Q out, whose lines are touched by halves. K and V come once, to LDS.
+    queries = 2 * 384 * 128 / (4 * 384 * 512 * 128) * 1000
+    assert found.loaded == pytest.approx(counted.fetched + 2 * queries, rel=1e-12)
+    assert found.fetched == pytest.approx(counted.fetched + queries, rel=1e-12)
+
+
+def test_energy_proxies_of_the_steady_loop_by_hand(ours: ensemble.Steady) -> None:
+    found = ours.proxies()
+    flops = 4 * 48 * 64 * 128  # of a wave and tile
+    # Each matrix instruction writes 4 registers of 64 lanes and reads as many, but for the first of each sum of S.
+    assert found.accumulators == pytest.approx((192 * 8 - 12 * 4) * 256 / flops)
+    assert found.operands == pytest.approx(192 * 4 * 256 / flops)
+    # Every wave loads all of V through the L1 and an eighth of K; both come once from the L2.
+    assert found.loaded == pytest.approx(1000 * (64 * 256 + 8 * 256) / flops)
+    assert found.fetched == pytest.approx(1000 * 2 * 64 * 256 / 8 / flops)
+
+
+def test_comparison_names_what_limits_and_what_moves(ours: ensemble.Steady) -> None:
+    sets = [Constants(), Constants(transcendental=8)]
+    costs = ensemble.map_sets(ours.cost, sets)
+    peer = comparison.Peer("aiter rtne", costs, ours.proxies())
+    row = comparison.Row("moon rtne lazy", "flat", ensemble.predict(costs, peer.costs), ours.proxies(), peer)
+    assert row.found.speed == ensemble.Range(1, 1, 1)
+    assert "1.00 / 1.00 / 1.00" in comparison.line(row) and "1.00, 1.00" in comparison.line(row)
+    table = comparison.limits([row]).splitlines()
+    assert len(table) == 4  # header, AITER's, ours, the legend
+    assert table[1].split()[2:] == table[2].split()[3:]
+    assert f"{row.proxies.accumulators:.3f}" in comparison.energy([row])
+    busy = row.found.busy
+    assert busy["matrix"] == pytest.approx(row.found.utilisation.middle)
+    assert 0.5 < busy["matrix"] < 1 and 0 < busy["l1"] < busy["port"] < 1
+    assert comparison.as_json(row)["peer"]["kernel"] == "aiter rtne"

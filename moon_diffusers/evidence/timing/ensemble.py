@@ -15,6 +15,7 @@ from statistics import median
 
 from .constants import AGREEMENT, AITER_RATIOS
 from .library import STALLS, Constants, Replay, Workgroup, replay
+from .proxies import Proxies, proxies, totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +29,16 @@ class Steady:
 
     def cost(self, constants: Constants) -> Cost:
         """What a key costs once the loop runs: the difference of the two replays."""
-        a, b = replay(self.short, constants), replay(self.long, constants)
-        cycles = b.cycles - a.cycles
-        busy = sum(b.matrix_busy) - sum(a.matrix_busy)
-        return Cost(cycles / self.keys / self.rows, busy / 4 / cycles, limits(b))
+        return _cost(replay(self.long, constants), self.keys, self.rows, replay(self.short, constants))
+
+    def proxies(self) -> Proxies:
+        """What the kernel moves for a key once the loop runs."""
+        return proxies(totals(self.long) - totals(self.short), self.rows, self.keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A kernel's whole life on one workgroup, begin and end included: for sequences too short for a steady state."""
+    """A kernel's whole life on one workgroup, begin and end included."""
 
     workgroup: Workgroup
     keys: int
@@ -44,18 +46,57 @@ class Whole:
 
     def cost(self, constants: Constants) -> Cost:
         """What a key costs, begin and end spread over all keys."""
-        result = replay(self.workgroup, constants)
-        busy = sum(result.matrix_busy) / 4 / result.cycles
-        return Cost(result.cycles / self.keys / self.rows, busy, limits(result))
+        return _cost(replay(self.workgroup, constants), self.keys, self.rows)
+
+    def proxies(self) -> Proxies:
+        """What the kernel moves for a key, Q included."""
+        return proxies(totals(self.workgroup), self.rows, self.keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """`cycles` per key and query row of a workgroup; share of the cycles that the matrix pipes work; why waves wait."""
+    """`cycles` per key and query row of a workgroup, and where they go.
+
+    Attributes:
+        busy: share of all cycles that a unit works: the matrix pipes, the vector ports, the LDS ports, the L1.
+        waits: share of all waves' turns spent on each reason not to issue, the largest first.
+    """
 
     cycles: float
-    utilisation: float
-    limits: dict[str, float]
+    busy: dict[str, float]
+    waits: dict[str, float]
+
+    @property
+    def utilisation(self) -> float:
+        """Of the matrix pipes."""
+        return self.busy["matrix"]
+
+
+def _cost(long: Replay, keys: int, rows: int, short: Replay | None = None) -> Cost:
+    cycles = long.cycles - (short.cycles if short else 0)
+
+    def units(result: Replay) -> dict[str, float]:
+        return {
+            "matrix": sum(result.matrix_busy) / 4,
+            "port": sum(result.port_busy) / 4,
+            "lds": sum(result.lds_busy) / 2,
+            "l1": float(result.l1_busy),
+        }
+
+    def turns(result: Replay) -> dict[str, int]:
+        return {name: sum(wave[name] for wave in result.stalls) for name in STALLS}
+
+    busy, spent = units(long), turns(long)
+    if short:
+        busy = {name: value - units(short)[name] for name, value in busy.items()}
+        spent = {name: value - turns(short)[name] for name, value in spent.items()}
+    total = sum(spent.values())
+    waits = {name: value / total for name, value in spent.items() if name not in ("issued", "done")}
+    return Cost(
+        cycles / keys / rows,
+        {name: value / cycles for name, value in busy.items()},
+        dict(sorted(waits.items(), key=lambda item: -item[1])),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +116,6 @@ class Range:
         return f"{self.low:.2f} / {self.middle:.2f} / {self.high:.2f}"
 
 
-def limits(result: Replay) -> dict[str, float]:
-    """Share of all waves' turns spent on each reason not to issue, the largest first; issuing itself is left out."""
-    total = sum(sum(wave.values()) for wave in result.stalls)
-    shares = {
-        name: sum(wave[name] for wave in result.stalls) / total for name in STALLS if name not in ("issued", "done")
-    }
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-
 def map_sets(function: Callable[[Constants], Cost], sets: Sequence[Constants]) -> list[Cost]:
     """`function` of every set, on all cores: the replay runs without the interpreter lock."""
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -101,24 +133,32 @@ def survivors(aiter: dict[str, Steady], sets: Sequence[Constants]) -> list[Const
     return [constants for constants, kept in zip(sets, agree, strict=True) if kept]
 
 
+def medians(shares: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each name over the sets, the largest first."""
+    found = {name: median(item[name] for item in shares) for name in shares[0]}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A kernel beside its peer over the surviving sets. `speed`: peer's cycles over ours, above 1 ours needs fewer."""
+    """A kernel beside its peer over the surviving sets. `speed`: peer's cycles over ours, above 1 ours needs fewer.
+
+    `busy` and `waits` are medians over the sets; see `Cost`.
+    """
 
     cycles: Range
     utilisation: Range
     speed: Range
-    limits: dict[str, float]  # of the set with the median speed
+    busy: dict[str, float]
+    waits: dict[str, float]
 
 
-def predict(ours: Steady | Whole, peer: Sequence[Cost], sets: Sequence[Constants]) -> Prediction:
-    """`peer` holds the peer's costs for the same sets, in order."""
-    costs = map_sets(ours.cost, sets)
-    speeds = [theirs.cycles / mine.cycles for mine, theirs in zip(costs, peer, strict=True)]
-    middle = sorted(range(len(sets)), key=speeds.__getitem__)[len(sets) // 2]
+def predict(costs: Sequence[Cost], peer: Sequence[Cost]) -> Prediction:
+    """Both hold costs for the same sets, in order."""
     return Prediction(
         Range.of([cost.cycles for cost in costs]),
         Range.of([cost.utilisation for cost in costs]),
-        Range.of(speeds),
-        costs[middle].limits,
+        Range.of([theirs.cycles / mine.cycles for mine, theirs in zip(costs, peer, strict=True)]),
+        medians([cost.busy for cost in costs]),
+        medians([cost.waits for cost in costs]),
     )
