@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from . import adapt
+from .counters import flag
 from .emulation import Placement, current_placement
-from .errors import ArgumentError, CodeObjectError, HipError, LibraryError, PlanError
+from .errors import ArgumentError, CodeObjectError, DriverError, LibraryError, PlanError
 from .planning import plan
 from .problem import HEAD_DIM, LAYOUTS, Problem, check_choice
 from .request import Request, Served, empty_lse, empty_output, output_strides
@@ -159,8 +160,9 @@ class Session:
             if not selftest.ensure(self.device, chosen):
                 continue
             try:
-                prepared = self.device.prepare(plan(problem, chosen, self.device.info))
-            except (CodeObjectError, PlanError, HipError) as error:
+                self.device.load(chosen)
+                prepared = self.device.prepare(plan(problem, chosen, self.device.info_for(chosen)))
+            except (CodeObjectError, PlanError, DriverError) as error:
                 return Fallback("the kernel could not be loaded", str(error))
             label = chosen.label + self.suffix
             return Ready(label, prepared, problem.return_lse, chosen.forward.name)
@@ -168,7 +170,9 @@ class Session:
     def _target(self) -> Target:
         device = self.device
         speed = EMULATED_SCORES_PER_SECOND * _emulator_threads() if device.emulated else 0.0
-        return Target(device.info.arch, device.kernels, device.disabled, speed, self.work_limit)
+        return Target(
+            device.info.arch, device.kernels, device.disabled, speed, self.work_limit, forced=flag("MOON_FORCE")
+        )
 
     def _run(self, ready: Ready, inputs: dict[str, Tensor], out: Tensor, lse: Tensor | None) -> None:
         results = {"o": out} if lse is None else {"o": out, "lse": lse}
@@ -197,8 +201,7 @@ class Session:
                 ready.prepared(stream, addresses)
 
     def _run_staged(self, ready: Ready, inputs: dict[str, Tensor], results: dict[str, Tensor]) -> None:
-        hip = self.device.hip
-        with self.device.current(), staging(hip) as stage:
+        with self.device.current(), staging(self.device.driver) as stage:
             addresses = {name: stage.upload(_host(tensor)) for name, tensor in inputs.items()}
             for name, tensor in results.items():
                 addresses[name] = stage.output(_host(tensor))
@@ -293,6 +296,7 @@ def describe(
         return_lse=request.return_lse,
         has_seqlens_k=seqlens_k is not None,
         batch_invariant=request.batch_invariant,
+        forced=request.forced,
     )
 
 
@@ -308,7 +312,7 @@ def serve(
     """Run the call on a kernel, or say why not.
 
     Raises:
-        HipError: a launch failed; nothing was computed.
+        DriverError: a launch failed; nothing was computed.
     """
     session = _session(q.device)
     if isinstance(session, Fallback):
@@ -322,7 +326,7 @@ def serve_problem(problem: Problem, inputs: dict[str, Tensor], out: Tensor, lse:
     """Run a call that is a `Problem` already on the device of `out`; see `Session.serve_problem`.
 
     Raises:
-        HipError: a launch failed; nothing was computed.
+        DriverError: a launch failed; nothing was computed.
     """
     session = _session(out.device)
     return session if isinstance(session, Fallback) else session.serve_problem(problem, inputs, out, lse)
@@ -343,8 +347,6 @@ def _session(device: torch.device) -> Session | Fallback:
             return Fallback("CPU tensors outside emulate() and offload()")
         key = placement
     elif kind == "cuda":
-        if torch.version.hip is None:
-            return Fallback("cuda tensors in a torch without ROCm")
         key = device.index
     else:
         return Fallback(f"{kind} tensors")
@@ -360,14 +362,14 @@ def _session(device: torch.device) -> Session | Fallback:
 def _open(key: Placement | int) -> Session | Fallback:
     try:
         if isinstance(key, int):
-            # Torch has mapped its own library, and its device numbers are that library's.
-            return Session(devices.open_real(key, mapped=True), staged=False)
+            return Session(devices.open_torch(key, cuda=torch.version.hip is None), staged=False)
         if key.kind == "emulate":
             device = devices.open_emulated(key.arch)
             return Session(device, staged=True, work_limit=key.work_limit, suffix=", emulated")
         return Session(devices.open_real(), staged=True, suffix=", offloaded")
-    except (LibraryError, CodeObjectError, HipError) as error:
-        return Fallback("no usable kernels or HIP library", str(error))
+    except (LibraryError, CodeObjectError, DriverError) as error:
+        vendor = "CUDA" if isinstance(key, int) and torch.version.hip is None else "HIP"
+        return Fallback(f"no usable kernels or {vendor} library", str(error))
 
 
 def reset() -> None:

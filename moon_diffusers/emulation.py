@@ -1,4 +1,4 @@
-"""Who serves CPU tensors: nobody (torch), the emulator inside `emulate()`, or a real HIP library inside `offload()`."""
+"""Who serves CPU tensors: nobody (torch), the emulator inside `emulate()`, or a real GPU inside `offload()`."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ class emulate(_Block):
 
 
 class offload(_Block):
-    """Context manager: attention on CPU tensors is copied to a real HIP device, computed there and copied back.
+    """Context manager: attention on CPU tensors is copied to a real GPU, computed there and copied back.
 
-    For a torch without ROCm on a machine with an AMD GPU, or for AMD's own simulator behind the real HIP library.
-    `MOON_OFFLOAD=1` does the same for a whole process; `MOON_HIP_LIBRARY` names the library when it is not where
-    the dynamic linker looks.
+    For a torch that does not know the machine's GPU, or for AMD's own simulator behind the real HIP library.
+    `MOON_OFFLOAD=1` does the same for a whole process; `MOON_HIP_LIBRARY` or `MOON_CUDA_LIBRARY` names the library when
+    it is not where the dynamic linker looks, or when there are both.
 
     Raises:
-        LibraryError, CodeObjectError: on entry, where there is no HIP library, no device, or no kernels are built.
+        LibraryError, CodeObjectError: on entry, where there is no such library, no device, or no kernels are built.
     """
 
     def __init__(self) -> None:

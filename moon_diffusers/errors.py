@@ -29,20 +29,20 @@ class PlanError(MoonError, RuntimeError):
 
 
 class LibraryError(MoonError, RuntimeError):
-    """No usable HIP library or emulator library."""
+    """No usable HIP, CUDA or emulator library."""
 
 
 class CodeObjectError(MoonError, RuntimeError):
     """The manifest or a code object is missing, damaged or inconsistent."""
 
 
-class HipError(MoonError, RuntimeError):
-    """A HIP call failed.
+class DriverError(MoonError, RuntimeError):
+    """A call of the library that drives a device failed.
 
     Attributes:
-        function: the HIP function.
-        code: its `hipError_t`.
-        error_name: the name of that code, e.g. `hipErrorInvalidValue`.
+        function: the library's function.
+        code: its answer.
+        error_name: the name of that code, e.g. `hipErrorInvalidValue` or `CUDA_ERROR_INVALID_VALUE`.
     """
 
     def __init__(self, function: str, code: int, error_name: str, description: str, message: str = "") -> None:
@@ -51,3 +51,11 @@ class HipError(MoonError, RuntimeError):
         self.function = function
         self.code = code
         self.error_name = error_name
+
+
+class HipError(DriverError):
+    """A HIP call failed; `code` is its `hipError_t`."""
+
+
+class CudaError(DriverError):
+    """A call of the CUDA driver failed; `code` is its `CUresult`."""

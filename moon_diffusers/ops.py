@@ -19,7 +19,7 @@ from . import counters, dispatch, fallback
 from .dispatch import check_shapes
 from .problem import HEAD_DIM, RESCALES, ROUNDINGS, check_choice
 from .request import Request, Served, empty_lse, empty_output
-from .routing import Fallback
+from .routing import SLOWER, Fallback
 
 _OPTIONS = (
     "Tensor q, Tensor k, Tensor v, Tensor? seqlens_k, Tensor? attn_mask, float? softmax_scale, str layout, "
@@ -239,6 +239,9 @@ def _run(
     request = Request(layout, softmax_scale, causal, rounding, rescale, want_lse, min_head_dim, batch_invariant)
     outcome: Served | Fallback
     outcome = Fallback(refusal) if refusal else dispatch.serve(q, k, v, seqlens_k, attn_mask, request, remember_mask)
+    if isinstance(outcome, Fallback) and outcome.reason == SLOWER and counters.is_strict(strict):
+        request = request._replace(forced=True)
+        outcome = dispatch.serve(q, k, v, seqlens_k, attn_mask, request, remember_mask)
     if not isinstance(outcome, Fallback):
         counters.record_served(outcome.label, scope, outcome.kernel)
         return outcome.out if outcome.lse is None else (outcome.out, outcome.lse)

@@ -9,7 +9,7 @@ All have fakes and work under `torch.compile(fullgraph=True)`; gradients take to
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from . import counters, dispatch, fallback
 from .problem import Problem
 from .request import Served
-from .routing import Fallback
+from .routing import SLOWER, Fallback
 
 _OPTIONS = "float? softmax_scale, bool causal, str rounding, str rescale, bool? strict, str scope, bool batch_invariant"
 _VARLEN = (
@@ -79,6 +79,7 @@ class Varlen:
             alignment=_alignment(self.q, self.k, self.v),
             has_cu_seqlens=True,
             total_q=self.q.shape[0],
+            total_k=self.k.shape[0],
         )
 
     def inputs(self) -> dict[str, Tensor]:
@@ -199,6 +200,9 @@ def run(call: Varlen | Paged, return_lse: bool) -> tuple[Tensor, Tensor | None]:
         outcome = problem
     else:
         outcome = dispatch.serve_problem(problem, call.inputs(), out, lse if return_lse else None)
+        if isinstance(outcome, Fallback) and outcome.reason == SLOWER and counters.is_strict(call.options.strict):
+            forced = replace(problem, forced=True)
+            outcome = dispatch.serve_problem(forced, call.inputs(), out, lse if return_lse else None)
     options = call.options
     if isinstance(outcome, Fallback):
         counters.refuse_or_count(outcome.reason, outcome.detail, strict=options.strict, scope=options.scope)

@@ -18,11 +18,12 @@ class DeviceInfo:
     """What a device says of itself.
 
     Attributes:
-        arch: without feature suffixes, e.g. `gfx942`.
-        cu_count: compute units.
+        arch: without feature suffixes, e.g. `gfx942`, `sm_90a`.
+        cu_count: compute units; NVIDIA's SMs.
         xcd_count: dies that the workgroups are dealt to in turn.
-        lds_bytes: LDS that one workgroup may have.
-        driver_version: as the HIP library reports it.
+        lds_bytes: LDS that one workgroup may have; NVIDIA's shared memory of a block.
+        driver_version: as the library reports it.
+        clusters: clusters of the kernel in question that run at once, 0 where nobody has asked.
     """
 
     arch: str
@@ -32,6 +33,7 @@ class DeviceInfo:
     lds_bytes: int
     wavefront_size: int
     driver_version: int
+    clusters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,24 @@ class Pointer:
     offset: int = 0
 
 
-Value = int | float | Pointer
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A buffer of bf16 as NVIDIA's copy engine sees it: boxes of it go to shared memory in 128-byte swizzle.
+
+    Attributes:
+        buffer: as a pointer's.
+        dims: elements of each dimension, the contiguous one first.
+        strides: bytes from one element to the next of every dimension but the first.
+        box: elements of each dimension that one copy takes; those beyond the tensor are zeros.
+    """
+
+    buffer: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+
+Value = int | float | Pointer | TensorMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +176,15 @@ def _plan_cdna3(problem: Problem, route: Route, device: DeviceInfo) -> LaunchPla
     return plan_cdna3(problem, route, device)
 
 
+def _plan_sm90a(problem: Problem, route: Route, device: DeviceInfo) -> LaunchPlan:
+    from .planning_sm90a import plan_sm90a
+
+    return plan_sm90a(problem, route, device)
+
+
 _PLANNERS: dict[str, Callable[[Problem, Route, DeviceInfo], LaunchPlan]] = {
     "general": _plan_general,
     "cdna3": _plan_cdna3,
     "cdna4": _plan_cdna4,
+    "sm90a": _plan_sm90a,
 }

@@ -30,11 +30,12 @@ class Problem:
         rescale: policy of the running maximum.
         has_seqlens_k: valid keys per batch entry are given.
         has_cu_seqlens: packed sequences; `batch` counts sequences, `seqlen_q` and `seqlen_k` are the longest ones.
-        total_q: rows of all packed sequences together, 0 when they are not packed.
+        total_q, total_k: rows and keys of all packed sequences together, 0 when they are not packed.
         page_size: keys a page of a paged K/V cache, 0 when K/V are dense. `batch` strides of k and v are then those from
             page to page, and `seqlen_k` is the most keys that a row of the block table holds.
         block_table_stride: elements from one batch entry's row of the block table to the next.
         batch_invariant: a row's bits must not depend on how many heads and batch entries are computed with it.
+        forced: the kernel is wanted even where torch's own is known to be faster.
     """
 
     batch: int
@@ -57,9 +58,11 @@ class Problem:
     has_seqlens_k: bool = False
     has_cu_seqlens: bool = False
     total_q: int = 0
+    total_k: int = 0
     page_size: int = 0
     block_table_stride: int = 0
     batch_invariant: bool = False
+    forced: bool = False
 
     @property
     def scores(self) -> int:

@@ -24,6 +24,8 @@ class Request(NamedTuple):
     min_head_dim: int = HEAD_DIM
     #: Rows' bits must not depend on how many heads and batch entries are computed with them.
     batch_invariant: bool = False
+    #: The kernel is wanted even where torch's own is known to be faster.
+    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

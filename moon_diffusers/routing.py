@@ -15,6 +15,40 @@ FEATURES = ("lse", "gqa", "causal", "seqlens_k", "cu_seqlens", "paged")
 PAGE_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
 
+#: Why a call falls back that a kernel could serve, only later than torch; strict calls take the kernel all the same.
+SLOWER = "slower than torch's own kernel here"
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """Calls of which it was measured that torch's own kernel is faster: those for which all that is given holds.
+
+    Attributes:
+        rows_below, keys_below: query rows and keys of an entry are fewer than this; 0 for any number.
+        row_blocks_below: the same of the kernel's row blocks, all heads and batch entries together.
+        scores_below: the same of `Problem.scores`.
+        causal: causal calls alone, or all others alone; None for both.
+    """
+
+    rows_below: int = 0
+    keys_below: int = 0
+    row_blocks_below: int = 0
+    scores_below: int = 0
+    causal: bool | None = None
+
+    def covers(self, problem: Problem, kernel: KernelSpec) -> bool:
+        """Whether `problem` is one of them on `kernel`."""
+        limits = (
+            (self.rows_below, problem.seqlen_q),
+            (self.keys_below, problem.seqlen_k),
+            (self.row_blocks_below, workgroups(problem, kernel)),
+            (self.scores_below, problem.scores),
+        )
+        if self.causal is not None and self.causal != problem.causal:
+            return False
+        return all(not limit or value < limit for limit, value in limits)
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One kernel of the manifest, as far as routing and planning need it.
@@ -22,14 +56,18 @@ class KernelSpec:
     Attributes:
         role: `forward`, `value_prepass`, `merge` or `measurement`.
         family: which planner of `planning` knows its grid and workspace.
-        rows: query rows a workgroup computes.
+        lds_bytes, dynamic_lds: bytes of LDS that it declares, and that a launch must give it on top.
+        rows: query rows a workgroup computes; where workgroups form clusters, a cluster.
+        cluster: workgroups of a cluster; a grid is a multiple of it.
         alignment: bytes that tensors' addresses and strides must be multiples of.
         row_strides: smallest and largest stride, in elements, of the rows of k and v.
+        strides: the same of every dimension of q, k and v that is longer than one.
         features: what it honours beyond dense attention, of `FEATURES`.
         requires: those without which it cannot run.
         scales: smallest and largest softmax_scale.
         grid: how workgroups are numbered, see `planning`.
         value_prepass, merge: names of the kernels that must run before and after it, empty for none.
+        slower: calls that it leaves to torch, which is faster there.
     """
 
     name: str
@@ -40,18 +78,22 @@ class KernelSpec:
     block: tuple[int, int, int]
     family: str = "general"
     lds_bytes: int = 0
+    dynamic_lds: int = 0
+    cluster: int = 1
     rounding: str = "rtne"
     rescale: str = "exact"
     rows: int = 0
     keys: int = 64
     alignment: int = 2
     row_strides: tuple[int, int] = (0, 2**62)
+    strides: tuple[int, int] = (0, 2**62)
     scales: tuple[float, float] = (-math.inf, math.inf)
     grid: str = "rows_heads_batch"
     features: frozenset[str] = frozenset()
     requires: frozenset[str] = frozenset()
     value_prepass: str = ""
     merge: str = ""
+    slower: tuple[Slower, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +106,7 @@ class Target:
         disabled: names of kernels whose self-test failed.
         scores_per_second: what this target computes, 0 where time is no concern (real hardware).
         work_limit: seconds that one call may take by that estimate, 0 for no limit.
+        forced: kernels serve even where torch's own is known to be faster.
     """
 
     arch: str
@@ -71,6 +114,7 @@ class Target:
     disabled: frozenset[str] = frozenset()
     scores_per_second: float = 0.0
     work_limit: float = 0.0
+    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +169,20 @@ def _reaches_rows(problem: Problem, kernel: KernelSpec) -> bool:
     return all(least <= strides[2] <= most for strides in (problem.k_strides, problem.v_strides))
 
 
+def _reaches(problem: Problem, kernel: KernelSpec) -> bool:
+    least, most = kernel.strides
+    batch = 1 if problem.has_cu_seqlens else problem.batch
+    for strides, heads, rows in (
+        (problem.q_strides, problem.num_heads, problem.total_q or problem.seqlen_q),
+        (problem.k_strides, problem.num_heads_kv, problem.total_k or problem.seqlen_k),
+        (problem.v_strides, problem.num_heads_kv, problem.total_k or problem.seqlen_k),
+    ):
+        used = [stride for stride, length in zip(strides, (batch, heads, rows), strict=True) if length > 1]
+        if not all(least <= stride <= most for stride in used):
+            return False
+    return True
+
+
 def route(problem: Problem, target: Target) -> Route | Fallback:
     """Choose the kernels for `problem` on `target`, or say why there are none.
 
@@ -163,9 +221,16 @@ def route(problem: Problem, target: Target) -> Route | Fallback:
     aligned = [kernel for kernel in aligned if _reaches_rows(problem, kernel)]
     if not aligned:
         return Fallback("row strides of k or v that no kernel takes", problem.shape_text())
+    aligned = [kernel for kernel in aligned if _reaches(problem, kernel)]
+    if not aligned:
+        return Fallback("strides of q, k or v that no kernel takes", problem.shape_text())
     aligned = [kernel for kernel in aligned if kernel.scales[0] <= problem.softmax_scale <= kernel.scales[1]]
     if not aligned:
         return Fallback("a softmax_scale that no kernel takes", f"{problem.softmax_scale:g}")
+    if not (problem.forced or target.forced):
+        aligned = [kernel for kernel in aligned if not any(rule.covers(problem, kernel) for rule in kernel.slower)]
+        if not aligned:
+            return Fallback(SLOWER, problem.shape_text())
     by_name = {kernel.name: kernel for kernel in target.kernels}
     chosen: Route | None = None
     too_large = False

@@ -73,7 +73,7 @@ def _read_config(ctx: click.Context, _parameter: click.Parameter, value: Path | 
     "--emulate",
     type=click.Choice(["gfx942", "gfx950", "off"]),
     help="Run the kernel's machine code in the emulator. "
-    "Default: gfx942 for the sample on a machine without an AMD GPU, else off.",
+    "Default: gfx942 for the sample on a machine without an AMD or Hopper GPU, else off.",
 )
 @click.option("--device", help="Torch device. Default: the GPU if torch has one, else the CPU.")
 @click.option(

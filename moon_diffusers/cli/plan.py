@@ -14,14 +14,20 @@ if TYPE_CHECKING:
     from moon_diffusers.planning import DeviceInfo, LaunchPlan
     from moon_diffusers.routing import Route
 
-# Compute units, dies and LDS of the devices that the kernels are made for: MI300X and MI355X.
-_DEVICES = {"gfx942": (304, 8, 64 * 1024), "gfx950": (256, 8, 160 * 1024)}
+# Compute units, dies, LDS and wavefront of the devices that the kernels are made for: MI300X, MI355X and H200.
+_DEVICES = {
+    "gfx942": (304, 8, 64 * 1024, 64),
+    "gfx950": (256, 8, 160 * 1024, 64),
+    "sm_90a": (132, 1, 227 * 1024, 32),
+}
 
 
 @click.command(epilog="Exit codes: 0 the kernel serves the call, 1 it falls back, 2 bad input.")
 @click.option("--arch", type=click.Choice(list(_DEVICES)), default="gfx942", show_default=True)
 @click.option(
-    "--cu-count", type=click.IntRange(min=1), help="Compute units of the device. Default: those of MI300X or MI355X."
+    "--cu-count",
+    type=click.IntRange(min=1),
+    help="Compute units of the device. Default: those of MI300X, MI355X or H200.",
 )
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--num-heads", type=click.IntRange(min=1), default=40, show_default=True)
@@ -44,8 +50,8 @@ def plan(arch: str, cu_count: int | None, as_json: bool, **shape: Any) -> None:
     from moon_diffusers.runtime.code_objects import load_manifest
 
     problem = _problem(**shape)
-    cus, dies, lds = _DEVICES[arch]
-    device = planning.DeviceInfo(arch, arch, cu_count or cus, dies, lds, 64, 0)
+    cus, dies, lds, wavefront = _DEVICES[arch]
+    device = planning.DeviceInfo(arch, arch, cu_count or cus, dies, lds, wavefront, 0)
     route = routing.route(problem, routing.Target(arch, tuple(load_manifest().kernels(arch))))
     if isinstance(route, routing.Fallback):
         facts: dict[str, Any] = {"problem": problem.shape_text(), "fallback": route.reason, "detail": route.detail}
@@ -128,7 +134,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         detail = f" ({facts['detail']})" if facts["detail"] else ""
         return [*lines, f"falls back to torch SDPA: {facts['fallback']}{detail}"]
     device = facts["device"]
-    lines.append(f"device     {device['arch']}, {device['cu_count']} CUs on {device['xcd_count']} dies")
+    units = "SMs" if device["arch"].startswith("sm_") else f"CUs on {device['xcd_count']} dies"
+    lines.append(f"device     {device['arch']}, {device['cu_count']} {units}")
     lines.append(f"route      {facts['route']}")
     lines.append(f"work       {facts['flops'] / 1e12:.4g} TFLOP")
     for number, launch in enumerate(facts["launches"], 1):

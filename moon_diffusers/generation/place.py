@@ -1,4 +1,4 @@
-"""Where a paired run happens: on an AMD GPU, or in the emulator."""
+"""Where a paired run happens: on a GPU that the kernels are made for, or in the emulator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def place(settings: Settings, emulate: str | None, device: str | None, is_sample
 
     Args:
         settings: the others.
-        emulate: an architecture, `off`, or None to choose: the sample is emulated where there is no AMD GPU.
+        emulate: an architecture, `off`, or None to choose: the sample is emulated where there is no such GPU.
         device: a torch device, or None to choose.
         is_sample: whether the model is the small sample, which the emulator can run.
 
@@ -27,7 +27,9 @@ def place(settings: Settings, emulate: str | None, device: str | None, is_sample
     from moon_diffusers.emulation import current_placement
     from moon_diffusers.emulation import emulate as emulate_block
 
-    has_gpu = torch.version.hip is not None and torch.cuda.is_available()
+    has_gpu = torch.cuda.is_available() and (
+        torch.version.hip is not None or torch.cuda.get_device_capability() == (9, 0)
+    )
     if emulate == "off":
         arch = None
     elif emulate is not None:
@@ -38,7 +40,7 @@ def place(settings: Settings, emulate: str | None, device: str | None, is_sample
         if placement is None and not has_gpu and device is None:
             if not is_sample:
                 raise GenerateError(
-                    "emulate is not given, and torch sees no AMD GPU: the kernel would serve nothing; "
+                    "emulate is not given, and torch sees no AMD or Hopper GPU: the kernel would serve nothing; "
                     "give --emulate gfx942 (slow: every instruction is interpreted)"
                 )
             arch = "gfx942"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CodeObjectError
-from ..routing import KernelSpec
+from ..routing import KernelSpec, Slower
 
 SCHEMA = 1
 DEFAULT_FOLDER = Path(__file__).resolve().parents[1] / "_compiled"
@@ -47,13 +47,19 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class CodeObject:
-    """One file of machine code and its kernels. `facts` is the manifest's own entry per kernel name."""
+    """One file of machine code and its kernels.
+
+    Attributes:
+        facts: the manifest's own entry per kernel name.
+        fallback: file and sha256 of the same in a form that a driver may compile itself (PTX), None for none.
+    """
 
     file: str
     arch: str
     sha256: str
     kernels: tuple[KernelSpec, ...]
     facts: dict[str, dict[str, Any]]
+    fallback: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +89,22 @@ class Manifest:
         Raises:
             CodeObjectError: missing, or not the file that was built (HIP aborts the process on a damaged one).
         """
-        path = self.folder / item.file
+        return self._read(item.file, item.sha256)
+
+    def read_fallback(self, item: CodeObject) -> bytes | None:
+        """The same of its fallback, None where it has none."""
+        return None if item.fallback is None else self._read(*item.fallback)
+
+    def _read(self, file: str, sha256: str) -> bytes:
+        path = self.folder / file
         try:
             image = path.read_bytes()
         except OSError as error:
             raise CodeObjectError(f"code object {path}: {error.strerror}") from None
         found = hashlib.sha256(image).hexdigest()
-        if found != item.sha256:
+        if found != sha256:
             raise CodeObjectError(
-                f"code object {path}: sha256 {found[:12]}... is not the manifest's {item.sha256[:12]}...; build it again"
+                f"code object {path}: sha256 {found[:12]}... is not the manifest's {sha256[:12]}...; build it again"
             )
         return image
 
@@ -121,9 +134,10 @@ def load_manifest(folder: Path | None = None) -> Manifest:
     try:
         layouts = {name: _layout(name, entry) for name, entry in data["kernarg_layouts"].items()}
         code_objects = tuple(_code_object(entry, layouts) for entry in data["code_objects"])
-        compiler = data["compiler"]
+        compilers = [data["compiler"], *([data["assembler"]] if "assembler" in data else [])]
+        compiler = ", ".join(f"{item['name']} {item['version']}" for item in compilers)
         emulators = tuple((entry["isa"], entry["file"]) for entry in data["emulator"])
-        return Manifest(folder, f"{compiler['name']} {compiler['version']}", code_objects, layouts, emulators)
+        return Manifest(folder, compiler, code_objects, layouts, emulators)
     except (KeyError, TypeError, AttributeError) as error:
         raise CodeObjectError(f"{path}: damaged: {error!r}") from None
 
@@ -142,12 +156,14 @@ def _layout(name: str, entry: dict[str, Any]) -> Layout:
 
 def _code_object(entry: dict[str, Any], layouts: dict[str, Layout]) -> CodeObject:
     facts = {kernel["name"]: kernel for kernel in entry["kernels"]}
+    fallback = entry.get("fallback")
     return CodeObject(
         file=entry["file"],
         arch=entry["arch"],
         sha256=entry["sha256"],
         kernels=tuple(_kernel(kernel, entry["arch"], layouts) for kernel in entry["kernels"]),
         facts=facts,
+        fallback=None if fallback is None else (fallback["file"], fallback["sha256"]),
     )
 
 
@@ -166,6 +182,7 @@ def _kernel(entry: dict[str, Any], arch: str, layouts: dict[str, Layout]) -> Ker
         raise CodeObjectError(f"manifest: {name}: a forward kernel must say rows_per_workgroup")
     x, y, z = entry["block"]
     least, most = variant.get("row_strides", (0, 2**62))
+    least_stride, most_stride = variant.get("strides", (0, 2**62))
     least_scale, most_scale = variant.get("scales", (-math.inf, math.inf))
     return KernelSpec(
         name=name,
@@ -176,16 +193,20 @@ def _kernel(entry: dict[str, Any], arch: str, layouts: dict[str, Layout]) -> Ker
         block=(x, y, z),
         family=variant.get("family", "general"),
         lds_bytes=entry["lds_bytes"],
+        dynamic_lds=variant.get("dynamic_lds", 0),
+        cluster=entry.get("cluster", 1),
         rounding=variant.get("rounding", "rtne"),
         rescale=variant.get("rescale", "exact"),
         rows=rows,
         keys=variant.get("keys_per_tile", 64),
         alignment=variant.get("alignment", 2),
         row_strides=(least, most),
+        strides=(least_stride, most_stride),
         scales=(least_scale, most_scale),
         grid=variant.get("grid", "rows_heads_batch"),
         features=frozenset(variant.get("features", ())),
         requires=frozenset(variant.get("requires", ())),
         value_prepass=variant.get("value_prepass", ""),
         merge=variant.get("merge", ""),
+        slower=tuple(Slower(**rule) for rule in variant.get("slower", ())),
     )

@@ -1,4 +1,4 @@
-"""A device of a HIP library: its facts, its loaded code objects, what its self-tests said."""
+"""A device of a driver library: its facts, its loaded code objects, what its self-tests said."""
 
 from __future__ import annotations
 
@@ -6,67 +6,73 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
-from ..errors import LibraryError
+from ..errors import DriverError, LibraryError
 from ..planning import DeviceInfo, LaunchPlan
-from ..routing import KernelSpec
+from ..routing import KernelSpec, Route
 from . import library
-from .code_objects import Manifest, compiled_folder, load_manifest
-from .hip import ATTRIBUTE_NUMBER_OF_XCCS, Hip
+from .code_objects import CodeObject, Manifest, compiled_folder, load_manifest
+from .driver import Driver
+from .hip import Hip
 from .launcher import PreparedLaunch, PreparedPlan
-
-# CUs of one die, for a HIP that does not tell the number of dies (before 7).
-_CUS_PER_XCD = {"gfx942": (38, 20, 19, 10), "gfx950": (32, 16)}
 
 
 class Device:
     """One device, shared by all threads of the process.
 
     Attributes:
-        hip: the library that drives it.
+        driver: the library that drives it.
         ordinal: its number there.
         info: what it says of itself.
         manifest: what was built.
         kernels: the manifest's kernels for its architecture.
         disabled: names of kernels that failed their self-test here.
+        compiled_here: files of code objects that the driver refused, and whose fallback it compiled itself.
     """
 
-    def __init__(self, hip: Hip, ordinal: int, manifest: Manifest) -> None:
-        self.hip = hip
+    def __init__(self, driver: Driver, ordinal: int, manifest: Manifest) -> None:
+        self.driver = driver
         self.ordinal = ordinal
         self.manifest = manifest
-        self.info = read_info(hip, ordinal)
+        self.info = driver.device_info(ordinal)
         self.kernels = manifest.kernels(self.info.arch)
         self.disabled: frozenset[str] = frozenset()
         self.tested: frozenset[str] = frozenset()
         self._lock = threading.RLock()
         self._modules: dict[str, int] = {}
         self._functions: dict[str, int] = {}
+        self._clusters: dict[str, int] = {}
+        self.compiled_here: set[str] = set()
 
     @property
     def emulated(self) -> bool:
         """Whether the emulator plays this device."""
-        return self.hip.is_emulator
+        return self.driver.is_emulator
+
+    @property
+    def hip(self) -> Hip:
+        """The library, where it is HIP.
+
+        Raises:
+            LibraryError: it is another one.
+        """
+        if not isinstance(self.driver, Hip):
+            raise LibraryError(f"{self.info.name}: driven by {self.driver.vendor}, not by HIP")
+        return self.driver
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """Makes this the thread's device within the block."""
-        before = self.hip.get_device()
-        if before == self.ordinal:
+        with self.driver.current(self.ordinal):
             yield
-            return
-        self.hip.set_device(self.ordinal)
-        try:
-            yield
-        finally:
-            self.hip.set_device(before)
 
     def function(self, kernel: KernelSpec) -> int:
         """The handle of a kernel, loading its code object on first use.
 
         Raises:
             CodeObjectError: the file is missing or damaged.
-            HipError: HIP does not take it.
+            DriverError: the library does not take it.
         """
         function = self._functions.get(kernel.name)
         if function is not None:
@@ -75,26 +81,68 @@ class Device:
             item = self.manifest.code_object_of(kernel)
             module = self._modules.get(item.file)
             if module is None:
-                module = self._modules[item.file] = self.hip.load_module(self.manifest.read(item))
-            return self._functions.setdefault(kernel.name, self.hip.get_function(module, kernel.name))
+                module = self._modules[item.file] = self._load(item)
+            function = self.driver.get_function(module, kernel.name)
+            self.driver.make_ready(function, kernel.dynamic_lds)
+            return self._functions.setdefault(kernel.name, function)
+
+    def _load(self, item: CodeObject) -> int:
+        try:
+            return self.driver.load_module(self.manifest.read(item))
+        except DriverError as error:
+            image = self.manifest.read_fallback(item) if error.code in self.driver.refused_image else None
+            if image is None:
+                raise
+        module = self.driver.load_module(image)
+        self.compiled_here.add(item.file)
+        return module
+
+    def load(self, route: Route) -> None:
+        """Load all kernels of a route, those too that not every plan needs: a graph capture may be their next use.
+
+        Raises:
+            CodeObjectError, DriverError: one cannot be loaded.
+        """
+        for kernel in (route.forward, route.value_prepass, route.merge):
+            if kernel is not None:
+                self.function(kernel)
+
+    def info_for(self, route: Route) -> DeviceInfo:
+        """What planning must know of the device to plan `route`.
+
+        Raises:
+            CodeObjectError, DriverError: its kernel cannot be loaded.
+        """
+        kernel = route.forward
+        if kernel.cluster == 1:
+            return self.info
+        clusters = self._clusters.get(kernel.name)
+        if clusters is None:
+            function = self.function(kernel)
+            with self.current():
+                clusters = self.driver.active_clusters(function, kernel.cluster, kernel.block[0], kernel.dynamic_lds)
+            self._clusters[kernel.name] = clusters
+        return replace(self.info, clusters=clusters)
 
     def prepare(self, plan: LaunchPlan) -> PreparedPlan:
         """Load the kernels of a plan and pack their arguments.
 
         Raises:
-            CodeObjectError, HipError: a kernel cannot be loaded.
+            CodeObjectError, DriverError: a kernel cannot be loaded.
             PlanError: a launch cannot work here.
         """
-        launches = tuple(
-            PreparedLaunch(
-                self.hip,
-                self.function(launch.kernel),
-                launch,
-                self.manifest.layouts[launch.kernel.kernarg_layout],
-                self.info.lds_bytes,
+        with self.current():
+            launches = tuple(
+                PreparedLaunch(
+                    self.driver,
+                    self.function(launch.kernel),
+                    launch,
+                    self.manifest.layouts[launch.kernel.kernarg_layout],
+                    self.info.lds_bytes,
+                    self.ordinal,
+                )
+                for launch in plan.launches
             )
-            for launch in plan.launches
-        )
         return PreparedPlan(launches, plan)
 
     def disable(self, names: frozenset[str]) -> None:
@@ -112,49 +160,22 @@ class Device:
         return self.manifest.code_object_of(kernel).sha256
 
 
-def read_info(hip: Hip, ordinal: int) -> DeviceInfo:
-    """Ask a device what it is.
-
-    Raises:
-        HipError: HIP does not answer.
-    """
-    properties = hip.properties(ordinal)
-    arch = properties.gcn_arch_name.decode().split(":")[0]
-    cu_count = int(properties.multi_processor_count)
-    return DeviceInfo(
-        arch=arch,
-        name=properties.name.decode(errors="replace"),
-        cu_count=cu_count,
-        xcd_count=hip.attribute(ATTRIBUTE_NUMBER_OF_XCCS, ordinal) or _guess_xcds(arch, cu_count),
-        lds_bytes=int(properties.shared_mem_per_block),
-        wavefront_size=int(properties.warp_size),
-        driver_version=max(hip.versions()),
-    )
-
-
-def _guess_xcds(arch: str, cu_count: int) -> int:
-    for per_die in _CUS_PER_XCD.get(arch, ()):
-        if cu_count % per_die == 0 and cu_count // per_die <= 8:
-            return cu_count // per_die
-    return 1
-
-
 _lock = threading.Lock()
 _devices: dict[tuple[str, int, str], Device] = {}
 
 
-def open_device(hip: Hip, ordinal: int) -> Device:
+def open_device(driver: Driver, ordinal: int) -> Device:
     """The one `Device` of this process for a library, an ordinal and the current build products.
 
     Raises:
         CodeObjectError: no usable manifest.
-        HipError: HIP does not answer.
+        DriverError: the library does not answer.
     """
-    key = (hip.path, ordinal, str(compiled_folder()))
+    key = (driver.path, ordinal, str(compiled_folder()))
     with _lock:
         device = _devices.get(key)
         if device is None:
-            device = _devices[key] = Device(hip, ordinal, load_manifest())
+            device = _devices[key] = Device(driver, ordinal, load_manifest())
         return device
 
 
@@ -173,21 +194,35 @@ def open_emulated(arch: str) -> Device:
     raise LibraryError(f"the emulator {hip.path} has no device {arch!r}")
 
 
-def open_real(ordinal: int = 0, *, mapped: bool = False) -> Device:
-    """A device of the real HIP library.
-
-    Args:
-        mapped: only the library that the process has mapped already, whatever `MOON_HIP_LIBRARY` says.
+def open_real(ordinal: int = 0) -> Device:
+    """A device of the real HIP library, else of the CUDA driver.
 
     Raises:
-        LibraryError: no HIP library, or no such device.
+        LibraryError: neither library, or no such device.
         CodeObjectError: no usable manifest.
     """
-    hip = library.find_mapped() if mapped else library.find_hip()
-    count = hip.device_count()
+    return _open(library.find_real(), ordinal)
+
+
+def open_torch(ordinal: int, *, cuda: bool) -> Device:
+    """The device that torch knows by a number.
+
+    The library is the one that torch uses: no other one knows the addresses of its tensors, or its device numbers.
+
+    Raises:
+        LibraryError: no such library, or no such device.
+        CodeObjectError: no usable manifest.
+    """
+    return _open(library.find_torch_cuda() if cuda else library.find_mapped(), ordinal)
+
+
+def _open(driver: Driver, ordinal: int) -> Device:
+    count = driver.device_count()
     if ordinal >= count:
-        raise LibraryError(f"the HIP library {hip.path} sees {count} devices; device {ordinal} was asked for")
-    return open_device(hip, ordinal)
+        raise LibraryError(
+            f"the {driver.vendor} library {driver.path} sees {count} devices; device {ordinal} was asked for"
+        )
+    return open_device(driver, ordinal)
 
 
 def _after_fork() -> None:

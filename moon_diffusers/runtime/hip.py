@@ -6,10 +6,14 @@ The same binding serves the real `libamdhip64` (HIP 6 and 7) and the emulator's 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from ..errors import HipError, LibraryError
+from ..planning import DeviceInfo
+from .driver import Driver, as_pointer
 
 HOST_TO_DEVICE: Final = 1
 DEVICE_TO_HOST: Final = 2
@@ -23,6 +27,9 @@ ATTRIBUTE_NUMBER_OF_XCCS: Final = 10018
 LAUNCH_PARAM_BUFFER_POINTER: Final = 1
 LAUNCH_PARAM_BUFFER_SIZE: Final = 2
 LAUNCH_PARAM_END: Final = 3
+
+# CUs of one die, for a HIP that does not tell the number of dies (before 7).
+_CUS_PER_XCD = {"gfx942": (38, 20, 19, 10), "gfx950": (32, 16)}
 
 _POINTER_OUT = POINTER(c_void_p)
 _INT_OUT = POINTER(c_int)
@@ -93,7 +100,7 @@ class DeviceProperties(ctypes.Structure):
     )
 
 
-class Hip:
+class Hip(Driver):
     """A bound HIP library. Every method raises `HipError` where HIP answers anything but success.
 
     Args:
@@ -103,10 +110,12 @@ class Hip:
         LibraryError: it cannot be loaded, or lacks a function.
     """
 
+    vendor: ClassVar[str] = "HIP"
+
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._library: Any = ctypes.CDLL(path)
+            self._library = ctypes.CDLL(path)
         except OSError as error:
             raise LibraryError(f"HIP library {path}: {error}") from None
         try:
@@ -126,8 +135,7 @@ class Hip:
                 function = getattr(self._library, name)
                 function.argtypes = argtypes
                 function.restype = restype
-        #: `hipModuleLaunchKernel` itself, for the launcher's hot path; `check` its result.
-        self.launch_kernel: Any = self._library.hipModuleLaunchKernel
+        self.launch_kernel = self._library.hipModuleLaunchKernel
 
     def check(self, function: str, code: int) -> None:
         """Raise `HipError` unless `code` is hipSuccess."""
@@ -141,19 +149,6 @@ class Hip:
         # HIP 7 keeps an error until it is read; left there, torch's next check would report it as its own.
         self._library.hipGetLastError()
         raise HipError(function, code, name, text, message)
-
-    def _call(self, function: str, *arguments: Any) -> None:
-        self.check(function, getattr(self._library, function)(*arguments))
-
-    def _pointer(self, function: str, *arguments: Any) -> int:
-        out = c_void_p()
-        self._call(function, byref(out), *arguments)
-        return out.value or 0
-
-    def _int(self, function: str, *arguments: Any) -> int:
-        out = c_int()
-        self._call(function, byref(out), *arguments)
-        return out.value
 
     # --- devices ---------------------------------------------------------------------------------------------------
 
@@ -181,6 +176,34 @@ class Hip:
         self._call("hipGetDevicePropertiesR0600", byref(properties), ordinal)
         return properties
 
+    @contextmanager
+    def current(self, ordinal: int) -> Iterator[None]:
+        """Makes this the thread's device within the block."""
+        before = self.get_device()
+        if before == ordinal:
+            yield
+            return
+        self.set_device(ordinal)
+        try:
+            yield
+        finally:
+            self.set_device(before)
+
+    def device_info(self, ordinal: int) -> DeviceInfo:
+        """What a device says of itself."""
+        properties = self.properties(ordinal)
+        arch = properties.gcn_arch_name.decode().split(":")[0]
+        cu_count = int(properties.multi_processor_count)
+        return DeviceInfo(
+            arch=arch,
+            name=properties.name.decode(errors="replace"),
+            cu_count=cu_count,
+            xcd_count=self.attribute(ATTRIBUTE_NUMBER_OF_XCCS, ordinal) or guess_xcds(arch, cu_count),
+            lds_bytes=int(properties.shared_mem_per_block),
+            wavefront_size=int(properties.warp_size),
+            driver_version=max(self.versions()),
+        )
+
     def attribute(self, attribute: int, ordinal: int) -> int | None:
         """A device attribute, None where this HIP does not know it."""
         out = c_int()
@@ -192,6 +215,10 @@ class Hip:
     def versions(self) -> tuple[int, int]:
         """Driver and runtime version, as HIP encodes them."""
         return self._int("hipDriverGetVersion"), self._int("hipRuntimeGetVersion")
+
+    def version_text(self) -> str:
+        """E.g. `HIP 6.4.43484`."""
+        return f"HIP {version_text(self.versions()[1])}"
 
     def synchronize(self) -> None:
         """Wait for all work of the current device."""
@@ -223,7 +250,7 @@ class Hip:
 
     def load_module(self, image: bytes) -> int:
         """Load a code object on the current device. The image must be whole: HIP aborts on a truncated ELF."""
-        return self._pointer("hipModuleLoadData", ctypes.cast(ctypes.c_char_p(image), c_void_p))
+        return self._pointer("hipModuleLoadData", as_pointer(image))
 
     def unload_module(self, module: int) -> None:
         """Unload a code object."""
@@ -232,6 +259,13 @@ class Hip:
     def get_function(self, module: int, name: str) -> int:
         """A kernel of a module by its name, without `.kd`."""
         return self._pointer("hipModuleGetFunction", module, name.encode())
+
+    def argument_lists(self, address: int, size_address: int) -> tuple[Any, Any]:
+        """HIP takes the whole segment, by its `extra` list."""
+        extra = (c_void_p * 5)(
+            LAUNCH_PARAM_BUFFER_POINTER, address, LAUNCH_PARAM_BUFFER_SIZE, size_address, LAUNCH_PARAM_END
+        )
+        return None, extra
 
     # --- streams and events ----------------------------------------------------------------------------------------
 
@@ -299,6 +333,19 @@ class Hip:
     def _require_emulator(self, function: str) -> None:
         if not self.is_emulator:
             raise LibraryError(f"{function}: {self.path} is not the emulator")
+
+
+def guess_xcds(arch: str, cu_count: int) -> int:
+    """The dies of a device by its compute units, 1 where that does not tell."""
+    for per_die in _CUS_PER_XCD.get(arch, ()):
+        if cu_count % per_die == 0 and cu_count // per_die <= 8:
+            return cu_count // per_die
+    return 1
+
+
+def version_text(number: int) -> str:
+    """A version as HIP encodes it, e.g. 60443484, as text: `6.4.43484`."""
+    return f"{number // 10_000_000}.{number // 100_000 % 100}.{number % 100_000}"
 
 
 assert ctypes.sizeof(DeviceProperties) == 1472

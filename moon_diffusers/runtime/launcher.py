@@ -9,38 +9,47 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import PlanError
-from ..planning import Launch, LaunchPlan, Pointer
+from ..planning import Launch, LaunchPlan, Pointer, TensorMap
 from .code_objects import Layout
-from .hip import LAUNCH_PARAM_BUFFER_POINTER, LAUNCH_PARAM_BUFFER_SIZE, LAUNCH_PARAM_END, Hip
+from .driver import Driver
 
 #: Largest kernarg segment, bytes; the hardware's own limit.
 MAX_KERNARG = 4096
+#: What a kernarg segment is aligned to here, for the tensor maps in it.
+ALIGNMENT = 64
+#: An address to make tensor maps with, before the call's own is known.
+ANY_ADDRESS = 1 << 20
+#: The format, as in the module `struct`, of a field that holds a tensor map.
+MAP_FORMAT = "128s"
 
 
 class _Scratch(threading.local):
-    """One thread's kernarg buffer and `extra` list; HIP copies the arguments before a launch returns."""
+    """One thread's kernarg buffer for one kind of library, and the lists that lead to it.
 
-    def __init__(self) -> None:
-        self.words = (ctypes.c_uint64 * (MAX_KERNARG // 8))()
-        self.address = ctypes.addressof(self.words)
+    Both libraries copy the arguments before a launch returns.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        raw = (ctypes.c_byte * (MAX_KERNARG + ALIGNMENT))()
+        self.address = ctypes.addressof(raw) + -ctypes.addressof(raw) % ALIGNMENT
+        self.words = (ctypes.c_uint64 * (MAX_KERNARG // 8)).from_address(self.address)
         self.size = ctypes.c_size_t()
-        self.extra = (ctypes.c_void_p * 5)(
-            LAUNCH_PARAM_BUFFER_POINTER,
-            self.address,
-            LAUNCH_PARAM_BUFFER_SIZE,
-            ctypes.addressof(self.size),
-            LAUNCH_PARAM_END,
-        )
+        self.params, self.extra = driver.argument_lists(self.address, ctypes.addressof(self.size))
+        self._raw = raw
 
 
-_scratch = _Scratch()
+_scratches: dict[type[Driver], _Scratch] = {}
+
+
+def _scratch(driver: Driver) -> _Scratch:
+    return _scratches.setdefault(type(driver), _Scratch(driver))
 
 
 def pack(launch: Launch, layout: Layout) -> tuple[bytes, tuple[tuple[int, str, int], ...]]:
     """The kernarg segment of a launch.
 
     Returns:
-        its bytes, zero where addresses belong, and (word index, buffer, byte offset) of each address.
+        its bytes, zero where addresses and tensor maps belong, and (word index, buffer, byte offset) of each address.
 
     Raises:
         PlanError: the layout asks for a name that the plan lacks, or a value does not fit its type.
@@ -59,6 +68,10 @@ def pack(launch: Launch, layout: Layout) -> tuple[bytes, tuple[tuple[int, str, i
                 raise PlanError(f"{launch.kernel.name}: argument {field.name!r} cannot hold an address")
             pointers.append((field.offset // 8, value.buffer, value.offset))
             continue
+        if isinstance(value, TensorMap) != (field.format == MAP_FORMAT):
+            raise PlanError(f"{launch.kernel.name}: argument {field.name!r} cannot hold {value!r}")
+        if isinstance(value, TensorMap):
+            continue
         try:
             struct.pack_into("<" + field.format, data, field.offset, value)
         except (struct.error, OverflowError) as error:
@@ -66,16 +79,54 @@ def pack(launch: Launch, layout: Layout) -> tuple[bytes, tuple[tuple[int, str, i
     return bytes(data), tuple(pointers)
 
 
+def encode_maps(
+    driver: Driver, launch: Launch, layout: Layout, data: bytes
+) -> tuple[bytes, tuple[tuple[int, str], ...]]:
+    """A kernarg segment with its tensor maps in it, over no memory yet.
+
+    Returns:
+        its bytes, and (byte offset, buffer) of each map.
+
+    Raises:
+        DriverError: the library refuses a map.
+    """
+    segment, maps = bytearray(data), []
+    for field in layout.fields:
+        value = launch.values[field.name]
+        if isinstance(value, TensorMap):
+            segment[field.offset : field.offset + field.size] = driver.encode_map(value, ANY_ADDRESS)
+            maps.append((field.offset, value.buffer))
+    return bytes(segment), tuple(maps)
+
+
 class PreparedLaunch:
     """A launch ready to go: only addresses and the stream are missing.
 
+    Args:
+        ordinal: the device's number in the library.
+        lds_limit: LDS of one workgroup there, bytes.
+
     Raises:
         PlanError: the launch cannot work on this device.
+        DriverError: the library refuses a tensor map.
     """
 
-    __slots__ = ("_arguments", "_data", "_function", "_hip", "_pointers", "_size", "name")
+    __slots__ = (
+        "_arguments",
+        "_data",
+        "_driver",
+        "_function",
+        "_maps",
+        "_ordinal",
+        "_pointers",
+        "_scratch",
+        "_size",
+        "name",
+    )
 
-    def __init__(self, hip: Hip, function: int, launch: Launch, layout: Layout, lds_limit: int) -> None:
+    def __init__(
+        self, driver: Driver, function: int, launch: Launch, layout: Layout, lds_limit: int, ordinal: int = 0
+    ) -> None:
         self.name = launch.kernel.name
         lds = launch.kernel.lds_bytes + launch.dynamic_lds
         # HIP takes such a launch and hangs.
@@ -84,9 +135,16 @@ class PreparedLaunch:
         for axis, groups, threads in zip("xyz", launch.grid, launch.kernel.block, strict=True):
             if groups < 1 or threads < 1 or groups * threads >= 2**32:
                 raise PlanError(f"{self.name}: grid {axis} of {groups} x {threads} threads; 1 to 2^32 - 1 are possible")
-        self._hip = hip
+        if launch.grid[0] % launch.kernel.cluster:
+            raise PlanError(
+                f"{self.name}: grid x of {launch.grid[0]} is no multiple of the cluster, {launch.kernel.cluster}"
+            )
+        self._driver = driver
+        self._ordinal = ordinal
         self._function = function
-        self._data, self._pointers = pack(launch, layout)
+        self._scratch = _scratch(driver)
+        data, self._pointers = pack(launch, layout)
+        self._data, self._maps = encode_maps(driver, launch, layout, data)
         self._size = len(self._data)
         self._arguments = (*launch.grid, *launch.kernel.block, launch.dynamic_lds)
 
@@ -94,17 +152,29 @@ class PreparedLaunch:
         """Launch on `stream` (0: the null stream).
 
         Raises:
-            HipError: HIP refuses the launch.
+            DriverError: the library refuses the launch.
         """
-        scratch = _scratch
+        code = self._launch(stream, addresses)
+        if code:
+            # A thread that never used the device has no context in CUDA, though torch thinks that it has a device.
+            if self._driver.adopt(code, self._ordinal):
+                code = self._launch(stream, addresses)
+            self._driver.check(f"launch of {self.name}", code)
+
+    def _launch(self, stream: int, addresses: Mapping[str, int]) -> int:
+        scratch, driver = self._scratch, self._driver
         words: Any = scratch.words
         ctypes.memmove(scratch.address, self._data, self._size)
         for index, buffer, offset in self._pointers:
             words[index] = addresses[buffer] + offset
+        code: int
+        for offset, buffer in self._maps:
+            code = driver.replace_address(scratch.address + offset, addresses[buffer])
+            if code:
+                return code
         scratch.size.value = self._size
-        code = self._hip.launch_kernel(self._function, *self._arguments, stream, None, scratch.extra)
-        if code:
-            self._hip.check(f"launch of {self.name}", code)
+        code = driver.launch_kernel(self._function, *self._arguments, stream, scratch.params, scratch.extra)
+        return code
 
 
 class PreparedPlan:

@@ -1,4 +1,4 @@
-"""Which HIP library to use, and which build of the emulator this CPU runs."""
+"""Which library drives the devices: HIP, CUDA, or the build of the emulator that this CPU runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import LibraryError
+from ..errors import LibraryError, MoonError
+from .cuda import Cuda
+from .driver import Driver
 from .hip import Hip
 
 SONAMES = ("libamdhip64.so.7", "libamdhip64.so.6")
+CUDA_SONAME = "libcuda.so.1"
 
 # What each level of the x86-64 psABI needs beyond the one before, by the names of /proc/cpuinfo.
 _V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
@@ -22,6 +25,7 @@ ISA_FLAGS: dict[str, set[str]] = {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64": 
 
 _lock = threading.Lock()
 _loaded: dict[str, Hip] = {}
+_loaded_cuda: dict[str, Cuda] = {}
 
 
 def load(path: str) -> Hip:
@@ -35,6 +39,62 @@ def load(path: str) -> Hip:
         if hip is None:
             hip = _loaded[path] = Hip(path)
         return hip
+
+
+def load_cuda(path: str) -> Cuda:
+    """The CUDA driver at `path`, bound once per process.
+
+    Raises:
+        LibraryError: it cannot be loaded.
+    """
+    with _lock:
+        cuda = _loaded_cuda.get(path)
+        if cuda is None:
+            cuda = _loaded_cuda[path] = Cuda(path)
+        return cuda
+
+
+def find_cuda() -> Cuda:
+    """The CUDA driver: the one that `MOON_CUDA_LIBRARY` names, else the system's.
+
+    Raises:
+        LibraryError: it cannot be loaded.
+    """
+    return load_cuda(os.environ.get("MOON_CUDA_LIBRARY") or CUDA_SONAME)
+
+
+def find_torch_cuda() -> Cuda:
+    """The CUDA driver that torch's CUDA runtime has loaded, by the name that it uses too.
+
+    Raises:
+        LibraryError: it cannot be loaded.
+    """
+    return load_cuda(CUDA_SONAME)
+
+
+def find_real() -> Driver:
+    """The library of a real GPU: HIP where it sees a device, else CUDA; the one that the environment names, if any.
+
+    Raises:
+        LibraryError: neither can be loaded; the text names what was tried.
+    """
+    if os.environ.get("MOON_HIP_LIBRARY"):
+        return find_hip()
+    if os.environ.get("MOON_CUDA_LIBRARY"):
+        return find_cuda()
+    seen: list[Driver] = []
+    troubles = []
+    for find in (find_hip, find_cuda):
+        try:
+            driver: Driver = find()
+            if driver.device_count():
+                return driver
+            seen.append(driver)
+        except MoonError as error:
+            troubles.append(str(error))
+    if seen:
+        return seen[0]
+    raise LibraryError("; ".join(troubles))
 
 
 def hip_candidates() -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from .hip import Hip
+from .driver import Driver
 
 #: Bytes up to which the gaps of a span are copied along; beyond, only the rows are.
 COPY_WHOLE = 64 * 2**20
@@ -57,13 +57,13 @@ class HostArray:
 class Staging:
     """Device memory of one call."""
 
-    def __init__(self, hip: Hip) -> None:
-        self._hip = hip
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
         self._owned: list[int] = []
 
     def allocate(self, size: int) -> int:
         """Device memory that lives until the end of the call."""
-        address = self._hip.malloc(max(size, 1))
+        address = self._driver.malloc(max(size, 1))
         self._owned.append(address)
         return address
 
@@ -75,32 +75,32 @@ class Staging:
         device = self.allocate(offset + span) + offset
         # A huge sparse view keeps its gaps unwritten: what nobody reads need not be copied.
         if span <= COPY_WHOLE or span <= 4 * array.size:
-            self._hip.copy_to_device(device, array.address, span)
+            self._driver.copy_to_device(device, array.address, span)
         else:
             for offset, length in array.runs():
-                self._hip.copy_to_device(device + offset, array.address + offset, length)
+                self._driver.copy_to_device(device + offset, array.address + offset, length)
         return device
 
     def output(self, array: HostArray) -> int:
         """Device memory for a dense result, filled with NaN so that a cell nobody writes shows."""
         device = self.allocate(array.span)
-        self._hip.memset(device, 0xFF, array.span)
+        self._driver.memset(device, 0xFF, array.span)
         return device
 
     def download(self, array: HostArray, device: int) -> None:
         """Copy a dense result back, after all work of the null stream."""
-        self._hip.copy_to_host(array.address, device, array.span)
+        self._driver.copy_to_host(array.address, device, array.span)
 
     def release(self) -> None:
         """Free everything."""
         while self._owned:
-            self._hip.free(self._owned.pop())
+            self._driver.free(self._owned.pop())
 
 
 @contextmanager
-def staging(hip: Hip) -> Iterator[Staging]:
+def staging(driver: Driver) -> Iterator[Staging]:
     """A `Staging` that is released at the end of the block, also after an error."""
-    stage = Staging(hip)
+    stage = Staging(driver)
     try:
         yield stage
     finally:

@@ -81,7 +81,7 @@ def ensure(device: Device, route: Route) -> bool:
         if not outcome.passed:
             return _refuse(device, route, outcome.line() + f" ({outcome.problem})")
         if not device.emulated:
-            _remember(device, route, outcome)
+            remember(device, route, outcome)
     device.mark_tested(frozenset({name}))
     return True
 
@@ -107,7 +107,7 @@ def run(device: Device, route: Route) -> Outcome:
     """Run the self-test now.
 
     Raises:
-        HipError, CodeObjectError, PlanError: the kernel could not be loaded or launched.
+        DriverError, CodeObjectError, PlanError: the kernel could not be loaded or launched.
     """
     start = time.perf_counter()
     worst = Outcome(route.forward.name, True, 0.0, 0.0, 0.0, 0.0)
@@ -128,13 +128,13 @@ def _measure(device: Device, route: Route, case: Case) -> tuple[float, float, fl
     problem = case.problem
     out = np.zeros(case.expected.shape, dtype=np.uint16)
     lse = np.zeros(case.expected_lse.shape, dtype=np.float32)
-    prepared = device.prepare(plan(problem, route, device.info))
-    with device.current(), staging(device.hip) as stage:
+    prepared = device.prepare(plan(problem, route, device.info_for(route)))
+    with device.current(), staging(device.driver) as stage:
         addresses = {name: stage.upload(_host(array)) for name, array in case.inputs.items()}
         addresses |= {"o": stage.output(_host(out)), "lse": stage.output(_host(lse))}
         addresses["workspace"] = stage.allocate(prepared.workspace_bytes)
         prepared(0, addresses)
-        device.hip.synchronize()
+        device.driver.synchronize()
         stage.download(_host(out), addresses["o"])
         if problem.return_lse:
             stage.download(_host(lse), addresses["lse"])
@@ -176,6 +176,8 @@ def _key(device: Device, route: Route) -> str:
     for kernel in (route.forward, route.value_prepass, route.merge):
         if kernel is not None:
             parts.append(device.code_object_hash(kernel))
+    if device.driver.build():
+        parts.append(device.driver.build())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -192,7 +194,8 @@ def _recall(device: Device, route: Route) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) and entry.get("passed") is True else None
 
 
-def _remember(device: Device, route: Route, outcome: Outcome) -> None:
+def remember(device: Device, route: Route, outcome: Outcome) -> None:
+    """Note on disk that the kernels of `route` passed on `device`, so that later processes need not test them."""
     path = cache_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

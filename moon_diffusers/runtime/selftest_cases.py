@@ -137,6 +137,7 @@ def _packed(kernel: KernelSpec, rng: np.random.Generator) -> Case:
         o_strides=(0, HEAD_DIM, HEADS * HEAD_DIM),
         has_cu_seqlens=True,
         total_q=int(starts_q[-1]),
+        total_k=int(starts_k[-1]),
     )
     inputs: dict[str, Array] = {"q": q, "k": k, "v": v, "cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k}
     outs, sums = [out for out, _ in parts], [lse for _, lse in parts]

@@ -20,6 +20,7 @@ from moon_diffusers import dispatch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "csrc" / "build"))
 import layouts  # noqa: E402
+import targets  # noqa: E402
 
 RIGHT, NOTHING, WRONG, REFUSE, WRONG_LSE = range(5)
 
@@ -32,6 +33,8 @@ def clean_slate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
         "MOON_OFFLOAD",
         "MOON_STRICT",
         "MOON_HIP_LIBRARY",
+        "MOON_CUDA_LIBRARY",
+        "MOON_FORCE",
         "MOON_SELFTEST",
         "MOON_EMULATION_LIMIT",
     ):
@@ -46,16 +49,22 @@ def clean_slate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     moon_diffusers.reset_summary()
 
 
+def compile_fake(path: Path, source: str) -> Path:
+    command = [sys.executable, "-m", "ziglang", "cc", "-O2", "-fno-sanitize=all", "-shared", "-fPIC"]
+    subprocess.run([*command, "-o", str(path), str(Path(__file__).with_name(source)), "-lm"], check=True)
+    return path
+
+
 @pytest.fixture(scope="session")
 def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled fake of `libamdhip64`."""
-    path = tmp_path_factory.mktemp("fake") / "libamdhip64.so.7"
-    source = Path(__file__).with_name("fake_hip.c")
-    subprocess.run(
-        [sys.executable, "-m", "ziglang", "cc", "-O2", "-shared", "-fPIC", "-o", str(path), str(source), "-lm"],
-        check=True,
-    )
-    return path
+    return compile_fake(tmp_path_factory.mktemp("fake") / "libamdhip64.so.7", "fake_hip.c")
+
+
+@pytest.fixture(scope="session")
+def fake_cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled fake of `libcuda`."""
+    return compile_fake(tmp_path_factory.mktemp("fake") / "libcuda.so.1", "fake_cuda.c")
 
 
 def write_manifest(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -130,3 +139,97 @@ def fake(fake_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     yield control
     control.mode(RIGHT)
     control.library.fakeArch(0)
+
+
+PTX = b".version 8.0\n.target sm_90a\n"
+
+
+def write_cuda_manifest(folder: Path, **variant: Any) -> dict[str, Any]:
+    """A manifest of fake Hopper kernels, as `csrc/build/targets.py` declares the real ones; `variant` changes the forward's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known = layouts.read_layouts(ROOT / "csrc" / "kernels" / "common")
+    declared = {kernel.name: kernel for target in targets.sm90a() for kernel in target.kernels}
+    code_objects = []
+    for name, kernel in declared.items():
+        if name not in ("moon_attention_sm90a", "moon_attention_sm90a_merge"):
+            continue
+        files = {f"{name}.cubin": b"\x7fELF " + name.encode(), f"{name}.ptx": PTX + name.encode()}
+        hashes = {}
+        for file, content in files.items():
+            (folder / file).write_bytes(content)
+            hashes[file] = hashlib.sha256(content).hexdigest()
+        entry = {
+            "name": name,
+            "role": kernel.role,
+            "variant": {**kernel.variant, **FAKE_VARIANT, **variant} if kernel.role == "forward" else {},
+            "kernarg_layout": "sm90a",
+            "kernarg_size": known["sm90a"]["size"],
+            "block": [512 if kernel.role == "forward" else 256, 1, 1],
+            "cluster": 2 if kernel.role == "forward" else 1,
+            "lds_bytes": 0,
+            "vgpr_count": 128,
+        }
+        code_objects.append(
+            {
+                "file": f"{name}.cubin",
+                "arch": "sm_90a",
+                "sha256": hashes[f"{name}.cubin"],
+                "fallback": {"file": f"{name}.ptx", "sha256": hashes[f"{name}.ptx"]},
+                "kernels": [entry],
+            }
+        )
+    manifest = {
+        "schema": 1,
+        "compiler": {"name": "none", "version": "0", "flags": []},
+        "assembler": {"name": "ptxas", "version": "12.9.86"},
+        "code_objects": code_objects,
+        "kernarg_layouts": known,
+        "emulator": [],
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return manifest
+
+
+#: What the fake's kernel is, whatever the real one has become.
+FAKE_VARIANT = {
+    "family": "sm90a",
+    "rounding": "rtne",
+    "rescale": "lazy",
+    "rows_per_workgroup": 384,
+    "cluster": 2,
+    "keys_per_tile": 80,
+    "alignment": 16,
+    "strides": [0, 2**39 - 8],
+    "dynamic_lds": 214528,
+    "features": ["lse", "gqa", "causal", "seqlens_k", "cu_seqlens"],
+    "merge": "moon_attention_sm90a_merge",
+    "slower": [],
+}
+
+
+class FakeCuda(Fake):
+    """The fake driver's own controls."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        super().__init__(path, folder)
+        self.reset()
+
+    def reset(self) -> None:
+        self.library.fakeMode(RIGHT)
+        self.library.fakeRefuseCubin(0)
+        self.library.fakeCapability(9, 0)
+        self.library.fakeDevices(2)
+        self.library.fakeClusters(66)
+        self.library.fakeDropContexts()
+
+
+@pytest.fixture
+def fake_cuda(fake_cuda_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """The process sees the fake library as its CUDA driver, and fake code objects as what was built."""
+    folder = tmp_path / "compiled"
+    write_cuda_manifest(folder)
+    monkeypatch.setenv("MOON_CUDA_LIBRARY", str(fake_cuda_library))
+    monkeypatch.setenv("MOON_COMPILED", str(folder))
+    control = FakeCuda(fake_cuda_library, folder)
+    yield control
+    control.reset()

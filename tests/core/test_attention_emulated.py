@@ -315,7 +315,7 @@ def test_selftests_launch_everything_that_was_built(arch):
 
 
 def test_doctor_sees_both_emulated_devices():
-    emulator = doctor.describe_machine().libraries[1]
+    emulator = doctor.describe_machine().libraries[2]
     assert [facts.info.arch for facts in emulator.devices] == ["gfx942", "gfx950"]
     assert [facts.info.cu_count for facts in emulator.devices] == [304, 256]
     assert all(verdict.runs for facts in emulator.devices for verdict in facts.kernels)

@@ -475,9 +475,11 @@ def test_a_workspace_comes_from_torch(fake):
     assert seen["q"] == q.data_ptr() and seen["stream"] == 0
 
 
-def test_torch_without_rocm_falls_back_by_name():
+def test_a_gpu_without_its_library_falls_back_by_name(monkeypatch):
+    monkeypatch.setattr(library, "CUDA_SONAME", "libcuda-that-is-not-here.so.1")
     refused = dispatch._session(torch.device("cuda", 0))
-    assert refused.reason == "cuda tensors in a torch without ROCm"
+    assert refused.reason == "no usable kernels or CUDA library"
+    assert "libcuda-that-is-not-here.so.1" in refused.detail
     assert dispatch._session(torch.device("meta")).reason == "meta tensors"
 
 

@@ -12,7 +12,7 @@ from .conftest import WRONG
 
 def test_a_machine_with_a_gpu(fake):
     machine = doctor.describe_machine()
-    real, emulator = machine.libraries
+    real, _, emulator = machine.libraries
     assert real.path == str(fake.path) and not real.problem
     (facts,) = real.devices
     assert facts.info.arch == "gfx942"

@@ -91,7 +91,7 @@ def test_device_facts(fake):
     ],
 )
 def test_dies_are_guessed_where_hip_does_not_say(arch, cus, dies):
-    assert device._guess_xcds(arch, cus) == dies
+    assert hip.guess_xcds(arch, cus) == dies
 
 
 def test_errors_carry_name_and_text_and_clear_the_sticky_error(fake):
