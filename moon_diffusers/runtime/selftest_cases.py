@@ -52,6 +52,9 @@ def cases(kernel: KernelSpec) -> list[Case]:
             chosen.append(_dense(kernel, rng, "masked", 2, 77, 129, masked=True))
         if "cu_seqlens" in kernel.features:
             chosen.append(_packed(kernel, rng))
+        if kernel.cluster > 1:
+            # Persistent clusters: 72 row blocks are more than any of today's cards runs at once.
+            chosen.append(_dense(kernel, rng, "several row blocks a cluster", 1, 17 * kernel.rows + 5, 33))
     if "paged" in kernel.features:
         chosen.append(_paged(kernel, rng, False))
         if "causal" in kernel.features:

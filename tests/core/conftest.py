@@ -50,7 +50,8 @@ def clean_slate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 
 
 def compile_fake(path: Path, source: str) -> Path:
-    command = [sys.executable, "-m", "ziglang", "cc", "-O2", "-fno-sanitize=all", "-shared", "-fPIC"]
+    command = [sys.executable, "-m", "ziglang", "cc", "-O3", "-fno-sanitize=all", "-shared", "-fPIC"]
+    command += ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"]
     subprocess.run([*command, "-o", str(path), str(Path(__file__).with_name(source)), "-lm"], check=True)
     return path
 

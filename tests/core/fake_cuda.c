@@ -160,13 +160,16 @@ _Static_assert(sizeof(Args) == 576, "the layout of sm90a_args.def");
 // One part of a row block: 384 rows of O, then their sums, then their references.
 enum { PART = ROWS * 130 };
 
-static float at(const Map *m, uint64_t row, int head, int batch, int d) {
-    // What lies beyond the tensor is zero.
-    if (row >= m->dims[1] || (uint64_t)head >= m->dims[2] || (uint64_t)batch >= m->dims[3]) return 0;
-    uint16_t word = *(uint16_t *)(m->address + row * m->strides[0] + head * m->strides[1] + batch * m->strides[2] + 2 * d);
+static float value(uint16_t word) {
     uint32_t bits = (uint32_t)word << 16;
     float f;
     return memcpy(&f, &bits, 4), f;
+}
+// 128 elements of a tensor; what lies beyond it is zero.
+static const uint16_t *row(const Map *m, uint64_t index, int head, int batch) {
+    static const uint16_t zeros[128];
+    if (index >= m->dims[1] || (uint64_t)head >= m->dims[2] || (uint64_t)batch >= m->dims[3]) return zeros;
+    return (uint16_t *)(m->address + index * m->strides[0] + head * m->strides[1] + batch * m->strides[2]);
 }
 static void store(uint64_t base, int64_t i, float f) {
     uint32_t u;
@@ -207,14 +210,16 @@ static void forward(const Args *a, int block, int part, int parts, float *partia
         if (a->causal && r + w.keys - w.rows + 1 < last) last = r + w.keys - w.rows + 1;
         if (parts > 1 && first + each < last) last = first + each;
         float reference = -INFINITY, sum = 0, o[128] = {0};
+        int hk = w.head / (a->heads / a->heads_kv);
+        const uint16_t *q = row(&a->q_map, w.row0 + r, w.head, w.map_batch);
         for (int c = first; c < last; c++) {
+            const uint16_t *k = row(&a->k_map, w.key0 + c, hk, w.map_batch), *v = row(&a->v_map, w.key0 + c, hk, w.map_batch);
             float s = 0;
-            int hk = w.head / (a->heads / a->heads_kv);
-            for (int d = 0; d < 128; d++) s += at(&a->q_map, w.row0 + r, w.head, w.map_batch, d) * at(&a->k_map, w.key0 + c, hk, w.map_batch, d);
+            for (int d = 0; d < 128; d++) s += value(q[d]) * value(k[d]);
             s *= a->scale;
             float next = fmaxf(reference, s), old = expf(reference - next), p = expf(s - next);
             sum = sum * old + p, reference = next;
-            for (int d = 0; d < 128; d++) o[d] = o[d] * old + p * at(&a->v_map, w.key0 + c, hk, w.map_batch, d);
+            for (int d = 0; d < 128; d++) o[d] = o[d] * old + p * value(v[d]);
         }
         if (partial) {
             memcpy(partial + i * 128, o, sizeof o);
