@@ -7,13 +7,16 @@ TORCH  ?= torch==2.13.0
 PROMPT ?=
 OUTPUT ?= outputs/demo
 PYTEST ?=
+# Whose torch sees the GPU; the package must be built (make build) in this checkout.
+GPU_PYTHON ?= $(firstword $(wildcard $(VENV)/bin/python) $(PYTHON))
+GPU_OUTPUT ?= outputs/gpu
 
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow lint format build check-rocm clean
+.PHONY: help demo test test-fast test-slow test-gpu lint format build check-rocm clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +36,10 @@ test-fast: $(STAMP)  ## the tests, stopping at the first failure
 
 test-slow: $(STAMP)  ## also the sweeps that take minutes
 	$(BIN)/python -m pytest -n 2 --run-slow $(PYTEST)
+
+# Without $(STAMP): a machine with a GPU may have no network, and has its own torch.
+test-gpu:  ## the kernels on the GPU of this machine, by the torch of GPU_PYTHON; writes GPU_OUTPUT/gpu-tests.json
+	$(GPU_PYTHON) scripts/test_gpu.py --output "$(GPU_OUTPUT)" -- $(PYTEST)
 
 lint: $(STAMP)  ## ruff, mypy --strict, clang-format
 	$(BIN)/ruff check .

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import asdict
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import moon_diffusers
 from moon_diffusers.evidence.bench.report import environment
 from moon_diffusers.evidence.files import whole_file
 
@@ -22,15 +19,9 @@ SCHEMA = 1
 
 def facts(setup: Setup, energy_name: str | None, revision: str | None) -> dict[str, Any]:
     """The machine, the software and the revision, as far as they decide a figure."""
-    return environment(setup.device, setup.source) | {
-        "driver": driver_version(),
-        "energy_counter": energy_name,
-        "diffusers": distribution("diffusers"),
-        "triton": distribution("triton"),
-        "moon_diffusers": moon_diffusers.__version__,
-        "revision": revision or git_revision(),
-        "emulated": setup.emulate or None,
-    }
+    where = environment(setup.device, setup.source)
+    where |= {"energy_counter": energy_name, "emulated": setup.emulate or None}
+    return where | ({"revision": revision} if revision else {})
 
 
 def document(
@@ -115,37 +106,3 @@ def write(folder: Path, stem: str, whole: dict[str, Any]) -> None:
         path.write_text(json.dumps(whole, indent=1), encoding="utf-8")
     with whole_file(folder / f"{stem}.md") as path:
         path.write_text(markdown(whole), encoding="utf-8")
-
-
-def distribution(name: str) -> str | None:
-    """Version of an installed distribution."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def driver_version() -> str | None:
-    """The GPU driver's version, from whatever tells it."""
-    module = Path("/sys/module/amdgpu/version")
-    for command in (["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],):
-        try:
-            out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
-            return out.splitlines()[0].strip()
-        except (OSError, subprocess.SubprocessError, IndexError):
-            continue
-    return module.read_text().strip() if module.is_file() else None
-
-
-def git_revision() -> str | None:
-    """The checkout's revision, `+` behind it where files differ from it; None outside one."""
-    folder = Path(moon_diffusers.__file__).parent
-    try:
-        git = ["git", "-C", str(folder)]
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        dirty = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
-        ).stdout
-        return head[:12] + ("+" if dirty.strip() else "")
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from moon_diffusers.evidence.files import whole_file
+from moon_diffusers.evidence.repeat import software
 
 from .run import CaseResult, as_json
 from .schedule import Method, ratio
@@ -30,6 +31,7 @@ def environment(device: torch.device, source: Source | None) -> dict[str, Any]:
         "hip": torch.version.hip,
         "platform": platform.platform(),
         "telemetry": source.name if source else None,
+        **software(),
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

@@ -1,0 +1,123 @@
+"""Deliberate faults under the product's functions: each of these tests must fail under at least one of them.
+
+`MOON_GPU_TESTS_FAULT=NAME` switches one on; `scripts/test_gpu.py --fault NAME` does the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moon_diffusers import dispatch
+from moon_diffusers.request import Served
+
+Change = Callable[[Tensor, "Tensor | None"], None]
+
+
+def last_row_missing(out: Tensor, lse: Tensor | None) -> None:
+    out[..., -1, :, :] = 0
+    out[..., -1, :] = 0
+
+
+def heads_swapped(out: Tensor, lse: Tensor | None) -> None:
+    axis = out.dim() - 2
+    out.copy_(out.roll(1, axis))
+
+
+def one_cell_unwritten(out: Tensor, lse: Tensor | None) -> None:
+    out.view(-1)[-1] = torch.nan
+
+
+def lse_to_the_base_2(out: Tensor, lse: Tensor | None) -> None:
+    if lse is not None:
+        lse *= 1.4427
+
+
+def noise(out: Tensor, lse: Tensor | None) -> None:
+    out *= 1 + 0.01 * torch.randn_like(out)
+
+
+def not_finite_hidden(out: Tensor, lse: Tensor | None) -> None:
+    out.nan_to_num_(0.0, 1.0, -1.0)
+
+
+CHANGES: dict[str, Change] = {
+    change.__name__: change
+    for change in (last_row_missing, heads_swapped, one_cell_unwritten, lse_to_the_base_2, noise, not_finite_hidden)
+}
+REQUESTS = (
+    "masks_ignored",
+    "scale_wrong",
+    "default_stream",
+    "stale",
+    "inputs_spoilt",
+    "written_beyond",
+    "layout_copied",
+)
+NAMES = (*CHANGES, *REQUESTS, "neighbours_seen")
+
+
+def chosen_fault() -> AbstractContextManager[None]:
+    """The fault that the environment asks for."""
+    name = os.environ.get("MOON_GPU_TESTS_FAULT", "")
+    return fault(name) if name else nullcontext()
+
+
+@contextmanager
+def fault(name: str) -> Iterator[None]:
+    """Everything that is served inside is served wrongly."""
+    if name not in NAMES:
+        raise ValueError(f"MOON_GPU_TESTS_FAULT: {name!r}; accepted: {', '.join(NAMES)}")
+    serve, serve_problem = dispatch.serve, dispatch.serve_problem
+    kept: dict[Any, Any] = {}
+
+    def dense(q: Tensor, k: Tensor, v: Tensor, seqlens_k: Any, mask: Any, request: Any, remember: bool) -> Any:
+        if name == "masks_ignored":
+            seqlens_k, request = None, request._replace(causal=False)
+        if name == "scale_wrong":
+            request = request._replace(softmax_scale=1.1 * (request.softmax_scale or 128**-0.5) + 1e-2)
+        if name == "default_stream" and q.is_cuda:
+            with torch.cuda.stream(torch.cuda.default_stream(q.device)):
+                result = serve(q, k, v, seqlens_k, mask, request, remember)
+        else:
+            result = serve(q, k, v, seqlens_k, mask, request, remember)
+        if isinstance(result, Served):
+            if name in CHANGES:
+                CHANGES[name](result.out, result.lse)
+            if name == "inputs_spoilt":
+                q[..., -1] += 1
+            if name == "written_beyond":
+                size = result.out.untyped_storage().size() // 2
+                whole = torch.empty(0, dtype=result.out.dtype, device=q.device).set_(result.out.untyped_storage())
+                beyond = whole.as_strided((size,), (1,)) if size else whole
+                beyond[-1:] = 3
+            if name == "layout_copied":
+                result = replace(result, out=result.out.contiguous())
+            if name == "stale":
+                key = (q.shape, k.shape, request)
+                result = kept.setdefault(key, result)
+        return result
+
+    def sequences(problem: Any, inputs: dict[str, Tensor], out: Tensor, lse: Tensor | None) -> Any:
+        if name == "masks_ignored":
+            problem = replace(problem, causal=False)
+        if name == "neighbours_seen":
+            starts = torch.zeros_like(inputs["cu_seqlens_k"])
+            starts[1:] = inputs["cu_seqlens_k"][-1]
+            inputs = inputs | {"cu_seqlens_k": starts}
+        result = serve_problem(problem, inputs, out, lse)
+        if name in CHANGES:
+            CHANGES[name](out, lse)
+        return result
+
+    dispatch.serve, dispatch.serve_problem = dense, sequences
+    try:
+        yield
+    finally:
+        dispatch.serve, dispatch.serve_problem = serve, serve_problem
