@@ -23,19 +23,24 @@ ANY_ADDRESS = 1 << 20
 MAP_FORMAT = "128s"
 
 
-class _Scratch(threading.local):
-    """One thread's kernarg buffer for one kind of library, and the lists that lead to it.
+class _Buffer:
+    """A kernarg segment for one kind of library, and the lists that lead to it."""
 
-    Both libraries copy the arguments before a launch returns.
-    """
+    __slots__ = ("_raw", "address", "extra", "params", "size", "words")
 
     def __init__(self, driver: Driver) -> None:
-        raw = (ctypes.c_byte * (MAX_KERNARG + ALIGNMENT))()
-        self.address = ctypes.addressof(raw) + -ctypes.addressof(raw) % ALIGNMENT
-        self.words = (ctypes.c_uint64 * (MAX_KERNARG // 8)).from_address(self.address)
+        self._raw = (ctypes.c_byte * (MAX_KERNARG + ALIGNMENT))()
+        self.address = ctypes.addressof(self._raw) + -ctypes.addressof(self._raw) % ALIGNMENT
+        self.words: Any = (ctypes.c_uint64 * (MAX_KERNARG // 8)).from_address(self.address)
         self.size = ctypes.c_size_t()
         self.params, self.extra = driver.argument_lists(self.address, ctypes.addressof(self.size))
-        self._raw = raw
+
+
+class _Scratch(threading.local):
+    """Each thread's own buffer; both libraries copy the arguments before a launch returns."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.buffer = _Buffer(driver)
 
 
 _scratches: dict[type[Driver], _Scratch] = {}
@@ -162,18 +167,18 @@ class PreparedLaunch:
             self._driver.check(f"launch of {self.name}", code)
 
     def _launch(self, stream: int, addresses: Mapping[str, int]) -> int:
-        scratch, driver = self._scratch, self._driver
-        words: Any = scratch.words
-        ctypes.memmove(scratch.address, self._data, self._size)
+        segment, driver = self._scratch.buffer, self._driver
+        words, start = segment.words, segment.address
+        ctypes.memmove(start, self._data, self._size)
         for index, buffer, offset in self._pointers:
             words[index] = addresses[buffer] + offset
         code: int
         for offset, buffer in self._maps:
-            code = driver.replace_address(scratch.address + offset, addresses[buffer])
+            code = driver.replace_address(start + offset, addresses[buffer])
             if code:
                 return code
-        scratch.size.value = self._size
-        code = driver.launch_kernel(self._function, *self._arguments, stream, scratch.params, scratch.extra)
+        segment.size.value = self._size
+        code = driver.launch_kernel(self._function, *self._arguments, stream, segment.params, segment.extra)
         return code
 
 
