@@ -1,0 +1,216 @@
+// bf16 attention forward for Hopper (sm_90a), head dim 128, built for the least energy per FLOP.
+//
+// Dense, cross and causal, GQA, packed sequences, key lengths per batch entry, optional LSE; fp32 inside, nearest-even
+// P and O. Rows of 16-byte aligned elements at any stride that a tensor map takes.
+//
+// A cluster is two blocks of 192 query rows that share each K/V tile of 80 keys: a byte fetched from L2 serves 384
+// rows. A block: warpgroup 0 loads, warpgroups 1 to 3 compute 64 rows each. Clusters stay and take the next item.
+//
+//   loader           K(1)  V(0)        K(2)  V(1)        K(3)  V(2)        ...  eight slots ahead, both blocks
+//
+//   tensor cores     S = Q K(t)  | O += P(t-1) V(t-1)  | other warpgroups |  S = Q K(t+1) | O += P(t) V(t) ...
+//   a warpgroup      wait S .... | exponents and sums of t, look if one is   | wait O, P(t) | wait S ...
+//                    K(t) back   | suspect                                  | V(t-1) back
+//
+//   registers a thread   O 64, S 40, P 20, sums 4, references 2; 160 at most (loaders 32)
+//   shared memory        Q 48 KiB, ring of eight tiles 160 KiB, 22 barriers: 214,336 B
+
+#include "output.h"
+#include "pipeline.h"
+#include "softmax.h"
+
+namespace moon {
+namespace {
+
+// One thread of a warpgroup that computes.
+struct Consumer {
+    Ring ring;
+    u32 group;       // of the block's three
+    u32 release_to;  // see `release_address`
+    u32 query_parity;
+
+    MOON_DEVICE u32 note() const { return ring.shared + kNoteOffset + group * kNoteBytes; }
+    MOON_DEVICE u32 query_full() const { return ring.shared + kQueryFullOffset + group * 8; }
+    MOON_DEVICE u32 query_empty() const { return ring.shared + kQueryEmptyOffset + group * 8; }
+
+    // Waits for the next tile of the ring and takes it: its slot.
+    MOON_DEVICE u32 take() {
+        ring.wait_full();
+        const u32 slot = ring.slot;
+        ring.advance();
+        return slot;
+    }
+    MOON_DEVICE void give_back(u32 slot) const { release(release_to, slot); }
+    MOON_DEVICE void let_pass(i32 tiles) { pass(ring, tiles, group, release_to); }
+};
+
+// S = Q K of the tile in `slot`.
+MOON_DEVICE void start_scores(Rows &r, const Consumer &c, u32 slot) {
+    const u32 query = descriptor_low(c.ring.shared + c.group * kQueryBytes, 16);
+    const u32 key = descriptor_low(c.ring.shared + kRingOffset, 16) + slot * (kTileBytes / 16);
+    keep(r.s);
+    mma_fence();
+#pragma unroll
+    for (u32 k = 0; k < kHeadDim / 16; k++) {
+        mma_scores(r.s, query + k / 4 * (kQueryHalf / 16) + k % 4 * 2, key + k / 4 * (kTileHalf / 16) + k % 4 * 2,
+                   k != 0);
+    }
+    mma_commit();
+}
+
+// O += P V of the tile in `slot`.
+MOON_DEVICE void start_output(Rows &r, const Consumer &c, u32 slot) {
+    const u32 value = descriptor_low(c.ring.shared + kRingOffset, kTileHalf) + slot * (kTileBytes / 16);
+    keep(r.o);
+    mma_fence();
+#pragma unroll
+    for (u32 k = 0; k < kKeys / 16; k++) mma_values(r.o, r.p + 4 * k, value + k * (16 * 128 / 16));
+    mma_commit();
+}
+
+// Rows of a V tile beyond the last key hold whatever follows it in memory: a key length or a packed sequence ends where
+// the tensor does not. P is 0 there, which NaN survives.
+MOON_DEVICE void clear_beyond(u32 tile, i32 keys, u32 group) {
+    for (i32 i = keys * 8 + (i32)(thread_id() % kWarpgroup); i < kKeys * 8; i += kWarpgroup) {
+        store_shared_zero(tile + (u32)i * 16);
+        store_shared_zero(tile + kTileHalf + (u32)i * 16);
+    }
+    async_proxy_fence();
+    warpgroup_sync(1 + group);
+}
+
+// `row`: this thread's first row. The item's last `tiles` are computed; the `skipped` others, which come first, pass by.
+template <bool causal>
+MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 row, i32 begin, i32 tiles, i32 skipped) {
+    const f32 scale_log2 = a.softmax_scale * kLog2E;
+    i32 tile = begin + tiles - 1;
+    {
+        const Work work = read_note(c.note());
+        const i32 keys = work.keys - tile * kKeys;
+        if (skipped > 0) c.let_pass(2 * skipped - 1);
+        const u32 key_slot = c.take();
+        start_scores(r, c, key_slot);
+        mma_wait<0>(r.s);
+        c.give_back(key_slot);
+        if (causal || keys < kKeys) mask<causal>(r, work, row, tile);
+        set_references(r, scale_log2);
+        exponentiate(r, scale_log2);
+        accept_first(r);
+        if (skipped > 0) c.let_pass(1);
+        if (keys < kKeys && (a.seqlens_k || a.cu_seqlens_k)) {
+            Ring value = c.ring;
+            if (tiles > 1) value.advance();
+            value.wait_full();
+            clear_beyond(value.tile(), keys, c.group);
+        }
+    }
+    bool edge = causal;  // some row of the warp has seen no key yet; from then on, tiles need no mask
+#pragma unroll 1
+    while (tile > begin) {
+        tile--;
+        const u32 key_slot = c.take();
+        start_scores(r, c, key_slot);
+        const u32 value_slot = c.take();
+        start_output(r, c, value_slot);
+        mma_wait<1>(r.s);
+        c.give_back(key_slot);
+        if (causal && edge) {
+            edge = any_unset(r);
+            if (edge) {
+                mask<causal>(r, read_note(c.note()), row, tile);
+                set_references(r, scale_log2);
+            }
+        }
+        exponentiate(r, scale_log2);
+        if (is_suspect<causal>(r)) look_closer<causal>(r, a, c.note(), row, tile, scale_log2);
+        mma_wait<0>(r.o);
+        c.give_back(value_slot);
+        accept(r);
+    }
+    if (thread_id() % kWarpgroup == 0) barrier_arrive(c.query_empty());
+    const u32 value_slot = c.take();
+    start_output(r, c, value_slot);
+    mma_wait<0>(r.o);
+    c.give_back(value_slot);
+}
+
+template <bool causal>
+MOON_DEVICE void consume(const Sm90aArgs &a, u32 shared, u32 rank, u32 group) {
+    Consumer c;
+    c.ring = {shared, 0, 0};
+    c.group = group;
+    c.release_to = release_address(shared, thread_id() % kWarpgroup);
+    c.query_parity = 0;
+    Rows r;
+
+    const i32 clusters = (i32)grid_blocks() / kCluster;
+    const i32 first_row = (i32)(rank * kBlockRows + group * kGroupRows);  // of the 384
+#pragma unroll 1
+    for (i32 item = (i32)block_id() / kCluster; item < work_items(a); item += clusters) {
+        const Work work = find_work<causal>(a, item);
+        if (is_void(work)) continue;
+        warpgroup_sync(1 + group);
+        write_note(c.note(), work);
+        const i32 group_row = work.first_row + first_row;
+        const i32 row = group_row + (i32)(thread_id() % kWarpgroup / 32 * 16 + thread_id() % 32 / 4);
+        const i32 all = work.end - work.begin;
+        i32 tiles = all;
+        if (causal) {
+            tiles = at_most(work.end, causal_end(work, at_most(group_row + kGroupRows, work.rows) - 1)) - work.begin;
+        }
+        if (group_row >= work.rows) tiles = 0;
+#pragma unroll
+        for (i32 i = 0; i < kOutputs; i++) r.o[i] = 0;
+        r.sum[0] = r.sum[1] = r.reference[0] = r.reference[1] = 0;
+        if (all > 0) {
+            barrier_wait(c.query_full(), c.query_parity);
+            c.query_parity ^= 1;
+        }
+        if (tiles > 0) {
+            attend<causal>(r, c, a, row, work.begin, tiles, all - tiles);
+        } else if (all > 0) {
+            warpgroup_sync(1 + group);
+            if (thread_id() % kWarpgroup == 0) barrier_arrive(c.query_empty());
+            c.let_pass(2 * all);
+        }
+        const Work again = read_note(c.note());
+        if (group_row < again.rows) store(r, a, again, row);
+    }
+}
+
+template <bool causal>
+MOON_DEVICE void attention(const Sm90aArgs &a, const void *dynamic_shared) {
+    const u32 shared = (shared_address(dynamic_shared) + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
+    const u32 rank = cluster_rank();
+    const u32 thread = thread_id();
+    const u32 warpgroup = uniform(thread / kWarpgroup);
+    if (thread == 0) init_barriers(shared);
+    cluster_sync();
+    if (warpgroup == 0) {
+        lower_registers<kProducerRegisters>();
+        if (thread == 0) load_keys_and_values<causal>(a, shared, rank);
+        if (thread % 32 == 0 && thread > 0) load_queries<causal>(a, shared, rank, thread / 32 - 1);
+    } else {
+        raise_registers<kConsumerRegisters>();
+        consume<causal>(a, shared, rank, warpgroup - 1);
+    }
+    // Arrivals of the other block may still be under way to this one's shared memory.
+    cluster_sync();
+}
+
+}  // namespace
+}  // namespace moon
+
+extern "C" {
+extern __shared__ __attribute__((aligned(1024))) unsigned char moon_shared[];
+
+__global__ void __launch_bounds__(512, 1) __cluster_dims__(2, 1, 1)
+    moon_attention_sm90a(const __grid_constant__ moon::Sm90aArgs args) {
+    moon::attention<false>(args, moon_shared);
+}
+
+__global__ void __launch_bounds__(512, 1) __cluster_dims__(2, 1, 1)
+    moon_attention_sm90a_causal(const __grid_constant__ moon::Sm90aArgs args) {
+    moon::attention<true>(args, moon_shared);
+}
+}

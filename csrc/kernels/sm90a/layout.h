@@ -1,0 +1,164 @@
+// Who owns what: which rows a cluster, a block, a warpgroup and a thread compute, and where tiles lie in shared memory.
+#pragma once
+
+#include "isa.h"
+
+namespace moon {
+
+// The argument struct: one list, shared with the build's manifest.
+struct Sm90aArgs {
+#define MOON_ARG(type, name) type name;
+#include "../common/sm90a_args.def"
+#undef MOON_ARG
+};
+
+constexpr i32 kHeadDim = 128;
+constexpr i32 kCluster = 2;     // blocks that share each tile of K and V
+constexpr i32 kConsumers = 3;   // warpgroups of a block that compute; one more loads
+constexpr i32 kGroupRows = 64;  // query rows of a warpgroup
+constexpr i32 kBlockRows = kConsumers * kGroupRows;
+constexpr i32 kRows = kCluster * kBlockRows;  // of a work item: 384
+constexpr i32 kKeys = 80;                     // of a tile
+constexpr i32 kScores = kKeys / 2;            // fp32 of S that a thread holds
+constexpr i32 kOutputs = kHeadDim / 2;        // fp32 of O that a thread holds
+constexpr i32 kWarpgroup = 128;
+constexpr i32 kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr f32 kLn2 = 0.6931471805599453f;
+constexpr f32 kLog2E = 1.4426950408889634f;
+constexpr f32 kInfinity = __builtin_inff();
+
+// 160 x 384 + 32 x 128 are the 65,536 registers of a multiprocessor.
+constexpr i32 kConsumerRegisters = 160;
+constexpr i32 kProducerRegisters = 32;
+
+// --- shared memory ---------------------------------------------------------------------------------------------------
+// Q: a 16 KiB tile a warpgroup. K and V: a ring of eight slots, one tile each. A tile lies as two halves of 64 dims,
+// rows of 128 bytes, eight rows swizzled among themselves; a half is what one block of the cluster loads for both.
+// Behind them the barriers, 8 bytes each, and each computing warpgroup's note of its work.
+
+constexpr u32 kSwizzleBytes = 1024;
+constexpr u32 kQueryHalf = kGroupRows * 128;
+constexpr u32 kQueryBytes = 2 * kQueryHalf;
+constexpr u32 kTileHalf = kKeys * 128;
+constexpr u32 kTileBytes = 2 * kTileHalf;
+constexpr u32 kSlots = 8;
+constexpr u32 kRingOffset = kConsumers * kQueryBytes;
+constexpr u32 kFullOffset = kRingOffset + kSlots * kTileBytes;
+constexpr u32 kEmptyOffset = kFullOffset + kSlots * 8;
+constexpr u32 kQueryFullOffset = kEmptyOffset + kSlots * 8;
+constexpr u32 kQueryEmptyOffset = kQueryFullOffset + kConsumers * 8;
+constexpr u32 kNoteOffset = kQueryEmptyOffset + kConsumers * 8;
+constexpr u32 kNoteBytes = 48;
+constexpr u32 kSharedBytes = kNoteOffset + kConsumers * kNoteBytes + kSwizzleBytes;  // the last: room to align
+static_assert(kNoteOffset % 16 == 0, "notes are read 16 bytes at a time");
+static_assert(kSharedBytes == 214336, "the manifest's dynamic_shared of these kernels; see csrc/build/targets.py");
+
+// --- work ------------------------------------------------------------------------------------------------------------
+
+// What a cluster computes at a time: up to 384 query rows of one head against a part of its keys.
+struct Work {
+    i32 batch, head, head_kv;
+    i32 map_batch;  // in the tensor maps: packed sequences are one batch entry
+    i32 first_row;  // of the 384, in its sequence
+    i32 rows;       // of the sequence; none of the 384 may be there
+    i32 row0_q;     // the sequence's first row in a packed tensor
+    i32 row0_k;
+    i32 keys;   // of the sequence
+    i32 begin;  // the part's tiles: [begin, end)
+    i32 end;
+    i32 part;  // where its partial results go, < 0: it is whole
+};
+
+MOON_DEVICE i32 at_most(i32 a, i32 b) { return a < b ? a : b; }
+MOON_DEVICE i32 at_least(i32 a, i32 b) { return a > b ? a : b; }
+MOON_DEVICE i32 tiles_of(i32 keys) { return (keys + kKeys - 1) / kKeys; }
+
+// One past the last tile that row `row` of the sequence sees under the causal mask.
+MOON_DEVICE i32 causal_end(const Work &work, i32 row) {
+    return at_least(0, at_most(tiles_of(work.keys), tiles_of(row + 1 + work.keys - work.rows)));
+}
+
+MOON_DEVICE i32 row_blocks(const Sm90aArgs &a) { return (a.seqlen_q + kRows - 1) / kRows; }
+MOON_DEVICE i32 work_items(const Sm90aArgs &a) {
+    const i32 blocks = row_blocks(a) * a.num_heads * a.batch;
+    return a.first_split + (blocks - a.first_split) * a.num_splits;
+}
+
+template <bool causal>
+MOON_DEVICE Work find_work(const Sm90aArgs &a, i32 item) {
+    Work work;
+    i32 block = item, part = 0, parts = 1;
+    work.part = -1;
+    if (item >= a.first_split && a.num_splits > 1) {
+        work.part = item - a.first_split;
+        parts = a.num_splits;
+        block = a.first_split + work.part / parts;
+        part = work.part % parts;
+    }
+    i32 row_block, head_and_batch;
+    if (causal) {  // the longest blocks of all heads first
+        const i32 heads = a.num_heads * a.batch;
+        row_block = row_blocks(a) - 1 - block / heads;
+        head_and_batch = block % heads;
+    } else {  // neighbours share K and V
+        row_block = block % row_blocks(a);
+        head_and_batch = block / row_blocks(a);
+    }
+    work.batch = head_and_batch / a.num_heads;
+    work.head = head_and_batch % a.num_heads;
+    work.head_kv = work.head / (a.num_heads / a.num_heads_kv);
+    work.first_row = row_block * kRows;
+    work.rows = a.seqlen_q;
+    work.keys = a.seqlen_k;
+    work.row0_q = work.row0_k = 0;
+    work.map_batch = a.cu_seqlens_q ? 0 : work.batch;
+    const auto *seqlens_k = reinterpret_cast<const i32 *>(a.seqlens_k);
+    const auto *cu_seqlens_q = reinterpret_cast<const i32 *>(a.cu_seqlens_q);
+    const auto *cu_seqlens_k = reinterpret_cast<const i32 *>(a.cu_seqlens_k);
+    if (cu_seqlens_q) {
+        work.row0_q = cu_seqlens_q[work.batch];
+        work.rows = cu_seqlens_q[work.batch + 1] - work.row0_q;
+    }
+    if (cu_seqlens_k) {
+        work.row0_k = cu_seqlens_k[work.batch];
+        work.keys = at_most(work.keys, cu_seqlens_k[work.batch + 1] - work.row0_k);
+    }
+    if (seqlens_k) work.keys = at_least(0, at_most(work.keys, seqlens_k[work.batch]));
+
+    i32 tiles = tiles_of(work.keys);
+    if (causal) tiles = causal_end(work, at_most(work.first_row + kRows, work.rows) - 1);
+    work.begin = (i32)((i64)tiles * part / parts);
+    work.end = (i32)((i64)tiles * (part + 1) / parts);
+    return work;
+}
+
+// No row of the item is in its sequence.
+MOON_DEVICE bool is_void(const Work &work) { return work.first_row >= work.rows; }
+
+// The note: a warpgroup's work waits in shared memory, as no register is free for it while tiles are computed. Every
+// thread writes it, and reads what it wrote itself; nobody may still read the note before.
+MOON_DEVICE void write_note(u32 address, const Work &work) {
+    static_assert(sizeof(Work) == kNoteBytes, "a note is one Work");
+    const i32 *words = reinterpret_cast<const i32 *>(&work);
+#pragma unroll
+    for (u32 i = 0; i < kNoteBytes / 16; i++) store_shared(address + i * 16, words + 4 * i);
+}
+MOON_DEVICE Work read_note(u32 address) {
+    Work work;
+    i32 *words = reinterpret_cast<i32 *>(&work);
+#pragma unroll
+    for (u32 i = 0; i < kNoteBytes / 16; i++) load_shared(words + 4 * i, address + i * 16);
+    return work;
+}
+
+// --- partial results -------------------------------------------------------------------------------------------------
+
+// What a part of a split row block leaves for the merge.
+struct Partial {
+    f32 o[kRows][kHeadDim];  // not divided by the sum
+    f32 sum[kRows];
+    f32 reference[kRows];  // log2 units
+};
+static_assert(sizeof(Partial) == 199680, "moon_diffusers/planning_sm90a.py sizes the workspace by it");
+
+}  // namespace moon
