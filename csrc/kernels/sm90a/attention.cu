@@ -80,7 +80,7 @@ MOON_DEVICE void clear_beyond(u32 tile, i32 keys, u32 group) {
 }
 
 // `row`: this thread's first row. The item's last `tiles` are computed; the `skipped` others, which come first, pass by.
-template <bool causal>
+template <typename Shape>
 MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 row, i32 begin, i32 tiles, i32 skipped) {
     const f32 scale_log2 = a.softmax_scale * kLog2E;
     i32 tile = begin + tiles - 1;
@@ -92,7 +92,7 @@ MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 row, i32 b
         start_scores(r, c, key_slot);
         mma_wait<0>(r.s);
         c.give_back(key_slot);
-        if (causal || keys < kKeys) mask<causal>(r, work, row, tile);
+        if (Shape::causal || keys < kKeys) mask<Shape>(r, work, row, tile);
         set_references(r, scale_log2);
         exponentiate(r, scale_log2);
         accept_first(r);
@@ -104,7 +104,7 @@ MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 row, i32 b
             clear_beyond(value.tile(), keys, c.group);
         }
     }
-    bool edge = causal;  // some row of the warp has seen no key yet; from then on, tiles need no mask
+    bool edge = Shape::causal;  // some row of the warp has seen no key yet; from then on, tiles need no mask
 #pragma unroll 1
     while (tile > begin) {
         tile--;
@@ -114,15 +114,15 @@ MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 row, i32 b
         start_output(r, c, value_slot);
         mma_wait<1>(r.s);
         c.give_back(key_slot);
-        if (causal && edge) {
+        if (Shape::causal && edge) {
             edge = any_unset(r);
             if (edge) {
-                mask<causal>(r, read_note(c.note()), row, tile);
+                mask<Shape>(r, read_note(c.note()), row, tile);
                 set_references(r, scale_log2);
             }
         }
         exponentiate(r, scale_log2);
-        if (is_suspect<causal>(r)) look_closer<causal>(r, a, c.note(), row, tile, scale_log2);
+        if (is_suspect<Shape>(r)) look_closer<Shape>(r, a, c.note(), row, tile, scale_log2);
         mma_wait<0>(r.o);
         c.give_back(value_slot);
         accept(r);
@@ -134,20 +134,20 @@ MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 row, i32 b
     c.give_back(value_slot);
 }
 
-template <bool causal>
+template <typename Shape>
 MOON_DEVICE void consume(const Sm90aArgs &a, u32 shared, u32 rank, u32 group) {
     Consumer c;
     c.ring = {shared, 0, 0};
     c.group = group;
-    c.release_to = release_address(shared, thread_id() % kWarpgroup);
+    c.release_to = release_address<Shape>(shared, thread_id() % kWarpgroup);
     c.query_parity = 0;
     Rows r;
 
-    const i32 clusters = (i32)grid_blocks() / kCluster;
-    const i32 first_row = (i32)(rank * kBlockRows + group * kGroupRows);  // of the 384
+    const i32 clusters = (i32)grid_blocks() / Shape::cluster;
+    const i32 first_row = (i32)(rank * kBlockRows + group * kGroupRows);  // of the item's
 #pragma unroll 1
-    for (i32 item = (i32)block_id() / kCluster; item < work_items(a); item += clusters) {
-        const Work work = find_work<causal>(a, item);
+    for (i32 item = (i32)block_id() / Shape::cluster; item < work_items<Shape>(a); item += clusters) {
+        const Work work = find_work<Shape>(a, item);
         if (is_void(work)) continue;
         warpgroup_sync(1 + group);
         write_note(c.note(), work);
@@ -155,7 +155,7 @@ MOON_DEVICE void consume(const Sm90aArgs &a, u32 shared, u32 rank, u32 group) {
         const i32 row = group_row + (i32)(thread_id() % kWarpgroup / 32 * 16 + thread_id() % 32 / 4);
         const i32 all = work.end - work.begin;
         i32 tiles = all;
-        if (causal) {
+        if (Shape::causal) {
             tiles = at_most(work.end, causal_end(work, at_most(group_row + kGroupRows, work.rows) - 1)) - work.begin;
         }
         if (group_row >= work.rows) tiles = 0;
@@ -167,32 +167,36 @@ MOON_DEVICE void consume(const Sm90aArgs &a, u32 shared, u32 rank, u32 group) {
             c.query_parity ^= 1;
         }
         if (tiles > 0) {
-            attend<causal>(r, c, a, row, work.begin, tiles, all - tiles);
+            attend<Shape>(r, c, a, row, work.begin, tiles, all - tiles);
         } else if (all > 0) {
             warpgroup_sync(1 + group);
             if (thread_id() % kWarpgroup == 0) barrier_arrive(c.query_empty());
             c.let_pass(2 * all);
         }
         const Work again = read_note(c.note());
-        if (group_row < again.rows) store(r, a, again, row);
+        if (again.part >= 0) {
+            store_partial(r, partial_of<Shape>(a, again.part, rank * kConsumers + group));
+        } else if (group_row < again.rows) {
+            store(r, a, again, row);
+        }
     }
 }
 
-template <bool causal>
+template <typename Shape>
 MOON_DEVICE void attention(const Sm90aArgs &a, const void *dynamic_shared) {
     const u32 shared = (shared_address(dynamic_shared) + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
     const u32 rank = cluster_rank();
     const u32 thread = thread_id();
     const u32 warpgroup = uniform(thread / kWarpgroup);
-    if (thread == 0) init_barriers(shared);
+    if (thread == 0) init_barriers<Shape>(shared);
     cluster_sync();
     if (warpgroup == 0) {
         lower_registers<kProducerRegisters>();
-        if (thread == 0) load_keys_and_values<causal>(a, shared, rank);
-        if (thread % 32 == 0 && thread > 0) load_queries<causal>(a, shared, rank, thread / 32 - 1);
+        if (thread == 0) load_keys_and_values<Shape>(a, shared, rank);
+        if (thread % 32 == 0 && thread > 0) load_queries<Shape>(a, shared, rank, thread / 32 - 1);
     } else {
         raise_registers<kConsumerRegisters>();
-        consume<causal>(a, shared, rank, warpgroup - 1);
+        consume<Shape>(a, shared, rank, warpgroup - 1);
     }
     // Arrivals of the other block may still be under way to this one's shared memory.
     cluster_sync();
@@ -204,13 +208,13 @@ MOON_DEVICE void attention(const Sm90aArgs &a, const void *dynamic_shared) {
 extern "C" {
 extern __shared__ __attribute__((aligned(1024))) unsigned char moon_shared[];
 
-__global__ void __launch_bounds__(512, 1) __cluster_dims__(2, 1, 1)
-    moon_attention_sm90a(const __grid_constant__ moon::Sm90aArgs args) {
-    moon::attention<false>(args, moon_shared);
-}
-
-__global__ void __launch_bounds__(512, 1) __cluster_dims__(2, 1, 1)
-    moon_attention_sm90a_causal(const __grid_constant__ moon::Sm90aArgs args) {
-    moon::attention<true>(args, moon_shared);
-}
+#define MOON_KERNEL(name, blocks, causal)                                             \
+    __global__ void __launch_bounds__(512, 1) __cluster_dims__(blocks, 1, 1)          \
+        name(const __grid_constant__ moon::Sm90aArgs args) {                          \
+        moon::attention<moon::ShapeOf<blocks, causal>>(args, moon_shared);            \
+    }
+MOON_KERNEL(moon_attention_sm90a, 2, false)
+MOON_KERNEL(moon_attention_sm90a_causal, 2, true)
+MOON_KERNEL(moon_attention_sm90a_solo, 1, false)
+MOON_KERNEL(moon_attention_sm90a_solo_causal, 1, true)
 }

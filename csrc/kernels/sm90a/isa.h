@@ -81,6 +81,11 @@ MOON_DEVICE f32 shuffle_xor(f32 x, i32 mask) {
     asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(y) : "f"(x), "r"(mask));
     return y;
 }
+MOON_DEVICE u32 exchange(u32 x, i32 mask) {
+    u32 y;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(mask));
+    return y;
+}
 MOON_DEVICE u32 uniform(u32 x) {
     u32 y;
     asm volatile("shfl.sync.idx.b32 %0, %1, 0, 31, 0xffffffff;" : "=r"(y) : "r"(x));
@@ -161,6 +166,10 @@ MOON_DEVICE void load_shared(i32 *words, u32 address) {
 }
 MOON_DEVICE void store_shared_zero(u32 address) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+MOON_DEVICE void store_global(void *to, const u32 (&x)[4]) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
 }
 // A box of a tensor map into this block's shared memory.
 MOON_DEVICE void copy_tile(u32 to, const tensor_map *map, u32 barrier, i32 dim, i32 row, i32 head, i32 batch) {

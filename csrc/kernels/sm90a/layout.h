@@ -13,12 +13,10 @@ struct Sm90aArgs {
 };
 
 constexpr i32 kHeadDim = 128;
-constexpr i32 kCluster = 2;     // blocks that share each tile of K and V
 constexpr i32 kConsumers = 3;   // warpgroups of a block that compute; one more loads
 constexpr i32 kGroupRows = 64;  // query rows of a warpgroup
 constexpr i32 kBlockRows = kConsumers * kGroupRows;
-constexpr i32 kRows = kCluster * kBlockRows;  // of a work item: 384
-constexpr i32 kKeys = 80;                     // of a tile
+constexpr i32 kKeys = 80;  // of a tile
 constexpr i32 kScores = kKeys / 2;            // fp32 of S that a thread holds
 constexpr i32 kOutputs = kHeadDim / 2;        // fp32 of O that a thread holds
 constexpr i32 kWarpgroup = 128;
@@ -26,6 +24,14 @@ constexpr i32 kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr f32 kLn2 = 0.6931471805599453f;
 constexpr f32 kLog2E = 1.4426950408889634f;
 constexpr f32 kInfinity = __builtin_inff();
+
+// What the kernels differ in: blocks that share each tile of K and V (one, for small grids, or two), and the mask.
+template <i32 blocks, bool is_causal>
+struct ShapeOf {
+    static constexpr i32 cluster = blocks;
+    static constexpr i32 rows = blocks * kBlockRows;  // of a work item
+    static constexpr bool causal = is_causal;
+};
 
 // 160 x 384 + 32 x 128 are the 65,536 registers of a multiprocessor.
 constexpr i32 kConsumerRegisters = 160;
@@ -55,12 +61,12 @@ static_assert(kSharedBytes == 214336, "the manifest's dynamic_shared of these ke
 
 // --- work ------------------------------------------------------------------------------------------------------------
 
-// What a cluster computes at a time: up to 384 query rows of one head against a part of its keys.
+// What a cluster computes at a time: up to `Shape::rows` query rows of one head against a part of its keys.
 struct Work {
     i32 batch, head, head_kv;
     i32 map_batch;  // in the tensor maps: packed sequences are one batch entry
-    i32 first_row;  // of the 384, in its sequence
-    i32 rows;       // of the sequence; none of the 384 may be there
+    i32 first_row;  // of the item, in its sequence
+    i32 rows;       // of the sequence; none of the item's may be there
     i32 row0_q;     // the sequence's first row in a packed tensor
     i32 row0_k;
     i32 keys;   // of the sequence
@@ -78,13 +84,17 @@ MOON_DEVICE i32 causal_end(const Work &work, i32 row) {
     return at_least(0, at_most(tiles_of(work.keys), tiles_of(row + 1 + work.keys - work.rows)));
 }
 
-MOON_DEVICE i32 row_blocks(const Sm90aArgs &a) { return (a.seqlen_q + kRows - 1) / kRows; }
+template <typename Shape>
+MOON_DEVICE i32 row_blocks(const Sm90aArgs &a) {
+    return (a.seqlen_q + Shape::rows - 1) / Shape::rows;
+}
+template <typename Shape>
 MOON_DEVICE i32 work_items(const Sm90aArgs &a) {
-    const i32 blocks = row_blocks(a) * a.num_heads * a.batch;
+    const i32 blocks = row_blocks<Shape>(a) * a.num_heads * a.batch;
     return a.first_split + (blocks - a.first_split) * a.num_splits;
 }
 
-template <bool causal>
+template <typename Shape>
 MOON_DEVICE Work find_work(const Sm90aArgs &a, i32 item) {
     Work work;
     i32 block = item, part = 0, parts = 1;
@@ -96,18 +106,18 @@ MOON_DEVICE Work find_work(const Sm90aArgs &a, i32 item) {
         part = work.part % parts;
     }
     i32 row_block, head_and_batch;
-    if (causal) {  // the longest blocks of all heads first
+    if (Shape::causal) {  // the longest blocks of all heads first
         const i32 heads = a.num_heads * a.batch;
-        row_block = row_blocks(a) - 1 - block / heads;
+        row_block = row_blocks<Shape>(a) - 1 - block / heads;
         head_and_batch = block % heads;
     } else {  // neighbours share K and V
-        row_block = block % row_blocks(a);
-        head_and_batch = block / row_blocks(a);
+        row_block = block % row_blocks<Shape>(a);
+        head_and_batch = block / row_blocks<Shape>(a);
     }
     work.batch = head_and_batch / a.num_heads;
     work.head = head_and_batch % a.num_heads;
     work.head_kv = work.head / (a.num_heads / a.num_heads_kv);
-    work.first_row = row_block * kRows;
+    work.first_row = row_block * Shape::rows;
     work.rows = a.seqlen_q;
     work.keys = a.seqlen_k;
     work.row0_q = work.row0_k = 0;
@@ -126,7 +136,7 @@ MOON_DEVICE Work find_work(const Sm90aArgs &a, i32 item) {
     if (seqlens_k) work.keys = at_least(0, at_most(work.keys, seqlens_k[work.batch]));
 
     i32 tiles = tiles_of(work.keys);
-    if (causal) tiles = causal_end(work, at_most(work.first_row + kRows, work.rows) - 1);
+    if (Shape::causal) tiles = causal_end(work, at_most(work.first_row + Shape::rows, work.rows) - 1);
     work.begin = (i32)((i64)tiles * part / parts);
     work.end = (i32)((i64)tiles * (part + 1) / parts);
     return work;
@@ -153,12 +163,12 @@ MOON_DEVICE Work read_note(u32 address) {
 
 // --- partial results -------------------------------------------------------------------------------------------------
 
-// What a part of a split row block leaves for the merge.
+// What one warpgroup leaves for the merge of a split row block's parts; in the order in which its threads hold it.
 struct Partial {
-    f32 o[kRows][kHeadDim];  // not divided by the sum
-    f32 sum[kRows];
-    f32 reference[kRows];  // log2 units
+    f32 o[kOutputs][kWarpgroup];  // not divided by the sum
+    f32 sum[2][kWarpgroup];       // of this thread's columns
+    f32 reference[2][kWarpgroup];  // log2 units
 };
-static_assert(sizeof(Partial) == 199680, "moon_diffusers/planning_sm90a.py sizes the workspace by it");
+static_assert(sizeof(Partial) == 34816, "moon_diffusers/planning_sm90a.py sizes the workspace by it");
 
 }  // namespace moon

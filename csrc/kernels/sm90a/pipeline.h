@@ -1,7 +1,7 @@
 // The ring of K and V tiles: who fills a slot, who waits for it, who gives it back.
 //
-// Every tile goes to both blocks of the cluster: each block's loader brings one half of 64 dims to both. A slot is full
-// when both halves are there, and empty when all six warpgroups of the cluster have given it back.
+// In a cluster of two every tile goes to both blocks: each block's loader brings one half of 64 dims to both. A slot is
+// full when both halves are there, and empty when all warpgroups of the cluster have given it back.
 // Order of a work item with tiles e - 1 .. b, top down:  K(e-1)  K(e-2) V(e-1)  K(e-3) V(e-2)  ...  K(b) V(b+1)  V(b)
 #pragma once
 
@@ -27,10 +27,11 @@ struct Ring {
 };
 
 // One thread of a block.
+template <typename Shape>
 MOON_DEVICE void init_barriers(u32 shared) {
     for (u32 i = 0; i < kSlots; i++) {
         barrier_init(shared + kFullOffset + i * 8, 1);
-        barrier_init(shared + kEmptyOffset + i * 8, kConsumers * kCluster);
+        barrier_init(shared + kEmptyOffset + i * 8, kConsumers * Shape::cluster);
     }
     for (u32 i = 0; i < kConsumers; i++) {
         barrier_init(shared + kQueryFullOffset + i * 8, 1);
@@ -41,14 +42,15 @@ MOON_DEVICE void init_barriers(u32 shared) {
 
 // --- consumers -------------------------------------------------------------------------------------------------------
 
-// A warpgroup gives a slot back to both blocks: its first two warps, one each. Only after all four warps are through
+// A warpgroup gives a slot back to every block of the cluster, its first warps one each. Only after all four warps are through
 // with it: a finished matrix instruction of the warpgroup says so, or `warpgroup_sync`.
 // `to`: this thread's `release_address`.
 MOON_DEVICE void release(u32 to, u32 slot) {
     if (to) barrier_arrive_remote(to + slot * 8);
 }
+template <typename Shape>
 MOON_DEVICE u32 release_address(u32 shared, u32 thread) {
-    return thread % 32 == 0 && thread < 32 * kCluster ? address_in_block(shared + kEmptyOffset, thread / 32) : 0;
+    return thread % 32 == 0 && thread < 32 * Shape::cluster ? address_in_block(shared + kEmptyOffset, thread / 32) : 0;
 }
 
 // Lets `tiles` tiles pass that none of this warpgroup's rows sees.
@@ -65,44 +67,50 @@ MOON_DEVICE void pass(Ring &ring, i32 tiles, u32 group, u32 release_to) {
 
 // --- producers -------------------------------------------------------------------------------------------------------
 
+template <typename Shape>
 MOON_DEVICE void load_tile(Ring &ring, u32 rank, const tensor_map *map, i32 tile, const Work &work) {
     ring.wait_empty();
-    const u32 full = ring.full();
-    barrier_expect(full, kTileBytes);
-    copy_tile_to(ring.tile() + rank * kTileHalf, map, full, (i32)rank * 64, work.row0_k + tile * kKeys, work.head_kv,
-                 work.map_batch, (1 << kCluster) - 1);
+    barrier_expect(ring.full(), kTileBytes);
+    const i32 row = work.row0_k + tile * kKeys;
+    if (Shape::cluster == 1) {
+        copy_tile(ring.tile(), map, ring.full(), 0, row, work.head_kv, work.map_batch);
+        copy_tile(ring.tile() + kTileHalf, map, ring.full(), 64, row, work.head_kv, work.map_batch);
+    } else {
+        copy_tile_to(ring.tile() + rank * kTileHalf, map, ring.full(), (i32)rank * 64, row, work.head_kv,
+                     work.map_batch, (1 << Shape::cluster) - 1);
+    }
     ring.advance();
 }
 
 // One thread of each block.
-template <bool causal>
+template <typename Shape>
 MOON_DEVICE void load_keys_and_values(const Sm90aArgs &a, u32 shared, u32 rank) {
     Ring ring = {shared, 0, 0};
-    const i32 items = work_items(a), clusters = (i32)grid_blocks() / kCluster;
+    const i32 items = work_items<Shape>(a), clusters = (i32)grid_blocks() / Shape::cluster;
 #pragma unroll 1
-    for (i32 item = (i32)block_id() / kCluster; item < items; item += clusters) {
-        const Work work = find_work<causal>(a, item);
+    for (i32 item = (i32)block_id() / Shape::cluster; item < items; item += clusters) {
+        const Work work = find_work<Shape>(a, item);
         if (is_void(work) || work.begin == work.end) continue;
-        load_tile(ring, rank, &a.k_map, work.end - 1, work);
+        load_tile<Shape>(ring, rank, &a.k_map, work.end - 1, work);
 #pragma unroll 1
         for (i32 tile = work.end - 2; tile >= work.begin; tile--) {
-            load_tile(ring, rank, &a.k_map, tile, work);
-            load_tile(ring, rank, &a.v_map, tile + 1, work);
+            load_tile<Shape>(ring, rank, &a.k_map, tile, work);
+            load_tile<Shape>(ring, rank, &a.v_map, tile + 1, work);
         }
-        load_tile(ring, rank, &a.v_map, work.begin, work);
+        load_tile<Shape>(ring, rank, &a.v_map, work.begin, work);
     }
 }
 
 // One thread for each warpgroup of the block.
-template <bool causal>
+template <typename Shape>
 MOON_DEVICE void load_queries(const Sm90aArgs &a, u32 shared, u32 rank, u32 group) {
     const u32 to = shared + group * kQueryBytes;
     const u32 full = shared + kQueryFullOffset + group * 8, empty = shared + kQueryEmptyOffset + group * 8;
-    const i32 items = work_items(a), clusters = (i32)grid_blocks() / kCluster;
+    const i32 items = work_items<Shape>(a), clusters = (i32)grid_blocks() / Shape::cluster;
     u32 parity = 1;
 #pragma unroll 1
-    for (i32 item = (i32)block_id() / kCluster; item < items; item += clusters) {
-        const Work work = find_work<causal>(a, item);
+    for (i32 item = (i32)block_id() / Shape::cluster; item < items; item += clusters) {
+        const Work work = find_work<Shape>(a, item);
         if (is_void(work) || work.begin == work.end) continue;
         const i32 row = work.row0_q + work.first_row + (i32)(rank * kBlockRows + group * kGroupRows);
         barrier_wait(empty, parity);

@@ -15,7 +15,9 @@
 namespace moon {
 
 // A key that weighs more than this part of its row becomes the reference.
-constexpr f32 kDominant = 0.125f;
+constexpr f32 kDominant = 0.25f;
+// Tile sums above this are not trusted: some of their exponents may be infinite, or have no reciprocal.
+constexpr f32 kLost = 0x1p100f;
 
 // One thread's share of a warpgroup's state: two rows, lane / 4 of its warp's 16 and 8 below.
 struct Rows {
@@ -68,11 +70,11 @@ MOON_DEVICE void exponentiate(Rows &r, f32 scale_log2) {
 }
 
 // Hides the keys of a tile that are beyond the last one, or beyond what row `row` and the one 8 below may see.
-template <bool causal>
+template <typename Shape>
 MOON_DEVICE void mask(Rows &r, const Work &work, i32 row, i32 tile) {
     const i32 left = work.keys - tile * kKeys;
     i32 limit0 = left, limit1 = left;
-    if (causal) {
+    if (Shape::causal) {
         limit0 = at_most(left, row + 1 + left - work.rows);
         limit1 = at_most(left, row + 9 + left - work.rows);
     }
@@ -94,14 +96,18 @@ MOON_DEVICE void set_references(Rows &r, f32 scale_log2) {
     }
 }
 
-// Some row of the warp has summed nothing yet.
-MOON_DEVICE bool any_unset(const Rows &r) { return any_lane(r.sum[0] == 0 || r.sum[1] == 0); }
+// Whether some row of the warp has summed nothing yet. Spreads the sums, so that a row's four threads agree on it.
+MOON_DEVICE bool any_unset(Rows &r) {
+    r.sum[0] = 0.25f * quad_sum(r.sum[0]);
+    r.sum[1] = 0.25f * quad_sum(r.sum[1]);
+    return any_lane(r.sum[0] == 0 || r.sum[1] == 0);
+}
 
 // Whether some row of the warp must look closer at its tile. False for NaN: that row is lost whatever is done.
 // Under a causal mask `set_references` comes before, so that a row without a sum has no key here either.
-template <bool causal>
+template <typename Shape>
 MOON_DEVICE bool is_suspect(const Rows &r) {
-    if (causal) return any_lane(r.tile_sum[0] > r.sum[0] || r.tile_sum[1] > r.sum[1]);
+    if (Shape::causal) return any_lane(r.tile_sum[0] > r.sum[0] || r.tile_sum[1] > r.sum[1]);
     return any_lane(r.tile_sum[0] >= r.sum[0] || r.tile_sum[1] >= r.sum[1]);
 }
 
@@ -124,7 +130,7 @@ MOON_DEVICE void accept_first(Rows &r) {
 
 // Scores of this warp's 16 rows against tile `tile`, once more and from global memory: the exponents overflowed, or
 // there was no reference.
-template <bool causal>
+template <typename Shape>
 MOON_DEVICE void compute_scores_again(Rows &r, const Sm90aArgs &a, u32 note, i32 row, i32 tile) {
     const Work work = read_note(note);
     const u32 lane = thread_id() % 32;
@@ -148,23 +154,28 @@ MOON_DEVICE void compute_scores_again(Rows &r, const Sm90aArgs &a, u32 note, i32
             mma_warp(r.s + 4 * j, qa, *reinterpret_cast<const u32 *>(at), *reinterpret_cast<const u32 *>(at + 8));
         }
     }
-    mask<causal>(r, work, row, tile);
+    mask<Shape>(r, work, row, tile);
 }
 
 // New references where keys of this tile dominate; P, the tile's sums, the sums and O follow. A warp's own matter, so
 // no instruction of the warpgroup but the wait for its product in flight, which accumulates into O.
-template <bool causal>
+template <typename Shape>
 MOON_DEVICE void look_closer(Rows &r, const Sm90aArgs &a, u32 note, i32 row, i32 tile, f32 scale_log2) {
     f32 sum[2], factor[2] = {1, 1}, largest[2];
     bool lost = false;
 #pragma unroll
     for (i32 i = 0; i < 2; i++) {
         sum[i] = quad_sum(r.sum[i]);
-        lost |= r.tile_sum[i] == kInfinity || (!causal && sum[i] == 0);
+        lost |= r.tile_sum[i] > kLost || (!Shape::causal && sum[i] == 0);
     }
-    mma_wait<0>(r.o);
+    // Each branch waits and scales on its own: ptxas must see that O is not touched before its product is done.
+    const auto scale_output = [&] {
+#pragma unroll
+        for (i32 i = 0; i < kOutputs; i++) r.o[i] *= factor[i % 4 / 2];
+    };
     if (any_lane(lost)) {
-        compute_scores_again<causal>(r, a, note, row, tile);
+        mma_wait<0>(r.o);
+        compute_scores_again<Shape>(r, a, note, row, tile);
         row_max(r, largest);
 #pragma unroll
         for (i32 i = 0; i < 2; i++) {
@@ -177,27 +188,27 @@ MOON_DEVICE void look_closer(Rows &r, const Sm90aArgs &a, u32 note, i32 row, i32
             }
         }
         exponentiate(r, scale_log2);
+        scale_output();
     } else {
         row_max(r, largest);
-        f32 shrink[2];
 #pragma unroll
         for (i32 i = 0; i < 2; i++) {
             if (largest[i] > kDominant * sum[i]) {
                 factor[i] = reciprocal(largest[i]);
                 r.reference[i] += log2(largest[i]);
             }
-            shrink[i] = factor[i];
-            r.tile_sum[i] *= shrink[i];
         }
+        if (any_lane(factor[0] != 1 || factor[1] != 1)) {
+            mma_wait<0>(r.o);
+            r.tile_sum[0] *= factor[0];
+            r.tile_sum[1] *= factor[1];
 #pragma unroll
-        for (i32 i = 0; i < kScores; i++) r.s[i] *= shrink[i % 4 / 2];
+            for (i32 i = 0; i < kScores; i++) r.s[i] *= factor[i % 4 / 2];
+            scale_output();
+        }
     }
     r.sum[0] = 0.25f * factor[0] * sum[0];
     r.sum[1] = 0.25f * factor[1] * sum[1];
-    if (any_lane(factor[0] != 1 || factor[1] != 1)) {
-#pragma unroll
-        for (i32 i = 0; i < kOutputs; i++) r.o[i] *= factor[i % 4 / 2];
-    }
 }
 
 }  // namespace moon
