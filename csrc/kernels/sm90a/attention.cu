@@ -6,14 +6,14 @@
 // A cluster is two blocks of 192 query rows that share each K/V tile of 80 keys: a byte fetched from L2 serves 384
 // rows. A block: warpgroup 0 loads, warpgroups 1 to 3 compute 64 rows each. Clusters stay and take the next item.
 //
-//   loader           K(1)  V(0)        K(2)  V(1)        K(3)  V(2)        ...  eight slots ahead, both blocks
+//   loader           K(1)  V(0)        K(2)  V(1)        K(3)  V(2)        ...  up to six ahead
 //
 //   tensor cores     S = Q K(t)  | O += P(t-1) V(t-1)  | other warpgroups |  S = Q K(t+1) | O += P(t) V(t) ...
 //   a warpgroup      wait S .... | exponents and sums of t, look if one is   | wait O, P(t) | wait S ...
 //                    K(t) back   | suspect                                  | V(t-1) back
 //
 //   registers a thread   O 64, S 40, P 20, sums 4, references 2; 160 at most (loaders 32)
-//   shared memory        Q 48 KiB, ring of eight tiles 160 KiB, 22 barriers: 214,336 B
+//   shared memory        Q 48 KiB, ring of six tiles 120 KiB, O 51 KiB, notes, 18 barriers: 225,808 B
 
 #include "output.h"
 #include "pipeline.h"
@@ -25,13 +25,8 @@ namespace {
 // One thread of a warpgroup that computes.
 struct Consumer {
     Ring ring;
-    u32 group;       // of the block's three
+    Items items;
     u32 release_to;  // see `release_address`
-    u32 query_parity;
-
-    MOON_DEVICE u32 note() const { return ring.shared + kNoteOffset + group * kNoteBytes; }
-    MOON_DEVICE u32 query_full() const { return ring.shared + kQueryFullOffset + group * 8; }
-    MOON_DEVICE u32 query_empty() const { return ring.shared + kQueryEmptyOffset + group * 8; }
 
     // Waits for the next tile of the ring and takes it: its slot.
     MOON_DEVICE u32 take() {
@@ -41,12 +36,17 @@ struct Consumer {
         return slot;
     }
     MOON_DEVICE void give_back(u32 slot) const { release(release_to, slot); }
-    MOON_DEVICE void let_pass(i32 tiles) { pass(ring, tiles, group, release_to); }
+    MOON_DEVICE void let_pass(i32 tiles) { pass(ring, tiles, items.group, release_to); }
+    // After the last product with Q, by all of the warpgroup: one thread speaks for it.
+    MOON_DEVICE void give_back_query() const {
+        if (thread_id() % kWarpgroup == 0) barrier_arrive(items.empty());
+    }
+    MOON_DEVICE u32 staging() const { return ring.shared + kOutputOffset + items.group * kOutputBytes; }
 };
 
 // S = Q K of the tile in `slot`.
 MOON_DEVICE void start_scores(Rows &r, const Consumer &c, u32 slot) {
-    const u32 query = descriptor_low(c.ring.shared + c.group * kQueryBytes, 16);
+    const u32 query = descriptor_low(c.items.query(), 16);
     const u32 key = descriptor_low(c.ring.shared + kRingOffset, 16) + slot * (kTileBytes / 16);
     keep(r.s);
     mma_fence();
@@ -79,13 +79,13 @@ MOON_DEVICE void clear_beyond(u32 tile, i32 keys, u32 group) {
     warpgroup_sync(1 + group);
 }
 
-// `row`: this thread's first row. The item's last `tiles` are computed; the `skipped` others, which come first, pass by.
+// `row`: this thread's first row. The item's last `tiles` are computed; the others, which come first, pass by.
 template <typename Shape>
 MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 row, i32 begin, i32 tiles, i32 skipped) {
     const f32 scale_log2 = a.softmax_scale * kLog2E;
     i32 tile = begin + tiles - 1;
     {
-        const Work work = read_note(c.note());
+        const Work work = read_note(c.items.note()).work;
         const i32 keys = work.keys - tile * kKeys;
         if (skipped > 0) c.let_pass(2 * skipped - 1);
         const u32 key_slot = c.take();
@@ -101,7 +101,7 @@ MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 row, i32 b
             Ring value = c.ring;
             if (tiles > 1) value.advance();
             value.wait_full();
-            clear_beyond(value.tile(), keys, c.group);
+            clear_beyond(value.tile(), keys, c.items.group);
         }
     }
     bool edge = Shape::causal;  // some row of the warp has seen no key yet; from then on, tiles need no mask
@@ -117,17 +117,17 @@ MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 row, i32 b
         if (Shape::causal && edge) {
             edge = any_unset(r);
             if (edge) {
-                mask<Shape>(r, read_note(c.note()), row, tile);
+                mask<Shape>(r, read_note(c.items.note()).work, row, tile);
                 set_references(r, scale_log2);
             }
         }
         exponentiate(r, scale_log2);
-        if (is_suspect<Shape>(r)) look_closer<Shape>(r, a, c.note(), row, tile, scale_log2);
+        if (is_suspect<Shape>(r)) look_closer<Shape>(r, a, c.items.note(), row, tile, scale_log2);
         mma_wait<0>(r.o);
         c.give_back(value_slot);
         accept(r);
     }
-    if (thread_id() % kWarpgroup == 0) barrier_arrive(c.query_empty());
+    c.give_back_query();
     const u32 value_slot = c.take();
     start_output(r, c, value_slot);
     mma_wait<0>(r.o);
@@ -136,50 +136,33 @@ MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 row, i32 b
 
 template <typename Shape>
 MOON_DEVICE void consume(const Sm90aArgs &a, u32 shared, u32 rank, u32 group) {
-    Consumer c;
-    c.ring = {shared, 0, 0};
-    c.group = group;
-    c.release_to = release_address<Shape>(shared, thread_id() % kWarpgroup);
-    c.query_parity = 0;
+    Consumer c = {{shared, 0, 0}, {shared, group, 0}, release_address<Shape>(shared, thread_id() % kWarpgroup)};
     Rows r;
-
     const i32 clusters = (i32)grid_blocks() / Shape::cluster;
-    const i32 first_row = (i32)(rank * kBlockRows + group * kGroupRows);  // of the item's
 #pragma unroll 1
     for (i32 item = (i32)block_id() / Shape::cluster; item < work_items<Shape>(a); item += clusters) {
-        const Work work = find_work<Shape>(a, item);
-        if (is_void(work)) continue;
-        warpgroup_sync(1 + group);
-        write_note(c.note(), work);
-        const i32 group_row = work.first_row + first_row;
-        const i32 row = group_row + (i32)(thread_id() % kWarpgroup / 32 * 16 + thread_id() % 32 / 4);
-        const i32 all = work.end - work.begin;
-        i32 tiles = all;
-        if (Shape::causal) {
-            tiles = at_most(work.end, causal_end(work, at_most(group_row + kGroupRows, work.rows) - 1)) - work.begin;
-        }
-        if (group_row >= work.rows) tiles = 0;
+        c.items.wait_full();
+        const Note note = read_note(c.items.note());
+        const i32 row = note.group_row + (i32)(thread_id() % kWarpgroup / 32 * 16 + thread_id() % 32 / 4);
 #pragma unroll
         for (i32 i = 0; i < kOutputs; i++) r.o[i] = 0;
         r.sum[0] = r.sum[1] = r.reference[0] = r.reference[1] = 0;
-        if (all > 0) {
-            barrier_wait(c.query_full(), c.query_parity);
-            c.query_parity ^= 1;
-        }
-        if (tiles > 0) {
-            attend<Shape>(r, c, a, row, work.begin, tiles, all - tiles);
-        } else if (all > 0) {
+        if (note.tiles > 0) {
+            attend<Shape>(r, c, a, row, note.work.begin, note.tiles, note.skipped);
+        } else {
             warpgroup_sync(1 + group);
-            if (thread_id() % kWarpgroup == 0) barrier_arrive(c.query_empty());
-            c.let_pass(2 * all);
+            c.give_back_query();
+            c.let_pass(2 * note.skipped);
         }
-        const Work again = read_note(c.note());
-        if (again.part >= 0) {
-            store_partial(r, partial_of<Shape>(a, again.part, rank * kConsumers + group));
-        } else if (group_row < again.rows) {
-            store(r, a, again, row);
+        const Note again = read_note(c.items.note());
+        c.items.advance();
+        if (again.work.part >= 0) {
+            store_partial(r, partial_of<Shape>(a, again.work.part, rank * kConsumers + group));
+        } else if (again.group_row < again.work.rows) {
+            store(r, a, again.work, row, c.staging());
         }
     }
+    copy_out_wait();
 }
 
 template <typename Shape>

@@ -81,11 +81,6 @@ MOON_DEVICE f32 shuffle_xor(f32 x, i32 mask) {
     asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(y) : "f"(x), "r"(mask));
     return y;
 }
-MOON_DEVICE u32 exchange(u32 x, i32 mask) {
-    u32 y;
-    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(mask));
-    return y;
-}
 MOON_DEVICE u32 uniform(u32 x) {
     u32 y;
     asm volatile("shfl.sync.idx.b32 %0, %1, 0, 31, 0xffffffff;" : "=r"(y) : "r"(x));
@@ -141,6 +136,7 @@ MOON_DEVICE void barrier_wait(u32 barrier, u32 parity) {
 MOON_DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+MOON_DEVICE void warp_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 // The 128 threads of one warpgroup meet; `id` 1..15.
 MOON_DEVICE void warpgroup_sync(u32 id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 // What this thread wrote to shared memory becomes visible to matrix instructions and copies.
@@ -167,10 +163,20 @@ MOON_DEVICE void load_shared(i32 *words, u32 address) {
 MOON_DEVICE void store_shared_zero(u32 address) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
 }
-MOON_DEVICE void store_global(void *to, const u32 (&x)[4]) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+// Four 8 x 8 matrices of bf16 pairs, as accumulators hold them, to rows of 16 bytes: `address` is this lane's row.
+MOON_DEVICE void store_matrices(u32 address, const u32 (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]),
+                 "r"(x[1]), "r"(x[2]), "r"(x[3])
                  : "memory");
 }
+// Shared to global memory, 16-byte aligned; a thread's copies form groups.
+MOON_DEVICE void copy_out(void *to, u32 from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
+}
+MOON_DEVICE void copy_out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// This thread's copies no longer need their source.
+MOON_DEVICE void copy_out_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // A box of a tensor map into this block's shared memory.
 MOON_DEVICE void copy_tile(u32 to, const tensor_map *map, u32 barrier, i32 dim, i32 row, i32 head, i32 batch) {
     asm volatile(

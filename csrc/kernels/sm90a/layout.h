@@ -38,26 +38,30 @@ constexpr i32 kConsumerRegisters = 160;
 constexpr i32 kProducerRegisters = 32;
 
 // --- shared memory ---------------------------------------------------------------------------------------------------
-// Q: a 16 KiB tile a warpgroup. K and V: a ring of eight slots, one tile each. A tile lies as two halves of 64 dims,
-// rows of 128 bytes, eight rows swizzled among themselves; a half is what one block of the cluster loads for both.
-// Behind them the barriers, 8 bytes each, and each computing warpgroup's note of its work.
+// Q: a 16 KiB tile a warpgroup. O: a tile a warpgroup on its way out, rows 16 bytes apart so that they start on other
+// banks. K and V: a ring of six slots, one tile each. Tiles of Q, K and V lie as two halves of 64 dims, rows of 128
+// bytes, eight rows swizzled among themselves; a half of K or V is what one block of a cluster of two loads for both.
+// Behind them the barriers, 8 bytes each, and each computing warpgroup's notes: of this item and the next.
 
 constexpr u32 kSwizzleBytes = 1024;
 constexpr u32 kQueryHalf = kGroupRows * 128;
 constexpr u32 kQueryBytes = 2 * kQueryHalf;
 constexpr u32 kTileHalf = kKeys * 128;
 constexpr u32 kTileBytes = 2 * kTileHalf;
-constexpr u32 kSlots = 8;
+constexpr u32 kOutputPitch = 2 * kHeadDim + 16;
+constexpr u32 kOutputBytes = kGroupRows * kOutputPitch;
+constexpr u32 kSlots = 6;
+constexpr u32 kNoteBytes = 64;
 constexpr u32 kRingOffset = kConsumers * kQueryBytes;
-constexpr u32 kFullOffset = kRingOffset + kSlots * kTileBytes;
+constexpr u32 kOutputOffset = kRingOffset + kSlots * kTileBytes;
+constexpr u32 kNoteOffset = kOutputOffset + kConsumers * kOutputBytes;
+constexpr u32 kFullOffset = kNoteOffset + 2 * kConsumers * kNoteBytes;
 constexpr u32 kEmptyOffset = kFullOffset + kSlots * 8;
 constexpr u32 kQueryFullOffset = kEmptyOffset + kSlots * 8;
 constexpr u32 kQueryEmptyOffset = kQueryFullOffset + kConsumers * 8;
-constexpr u32 kNoteOffset = kQueryEmptyOffset + kConsumers * 8;
-constexpr u32 kNoteBytes = 48;
-constexpr u32 kSharedBytes = kNoteOffset + kConsumers * kNoteBytes + kSwizzleBytes;  // the last: room to align
+constexpr u32 kSharedBytes = kQueryEmptyOffset + kConsumers * 8 + kSwizzleBytes;  // the last: room to align
+static_assert(kSharedBytes == 225808, "the manifest's dynamic_shared of these kernels; see csrc/build/targets.py");
 static_assert(kNoteOffset % 16 == 0, "notes are read 16 bytes at a time");
-static_assert(kSharedBytes == 214336, "the manifest's dynamic_shared of these kernels; see csrc/build/targets.py");
 
 // --- work ------------------------------------------------------------------------------------------------------------
 
@@ -145,20 +149,45 @@ MOON_DEVICE Work find_work(const Sm90aArgs &a, i32 item) {
 // No row of the item is in its sequence.
 MOON_DEVICE bool is_void(const Work &work) { return work.first_row >= work.rows; }
 
-// The note: a warpgroup's work waits in shared memory, as no register is free for it while tiles are computed. Every
-// thread writes it, and reads what it wrote itself; nobody may still read the note before.
-MOON_DEVICE void write_note(u32 address, const Work &work) {
-    static_assert(sizeof(Work) == kNoteBytes, "a note is one Work");
-    const i32 *words = reinterpret_cast<const i32 *>(&work);
+// What a warpgroup needs to know of its item, computed by the thread that loads its Q. It waits in shared memory, as no
+// register is free for it while tiles are computed.
+struct Note {
+    Work work;
+    i32 group_row;  // the warpgroup's first row in the sequence
+    i32 tiles;      // of the item's that this warpgroup computes: the last ones
+    i32 skipped;    // and those that pass it by
+    i32 unused;
+};
+static_assert(sizeof(Note) == kNoteBytes, "read and written 16 bytes at a time");
+
+template <typename Shape>
+MOON_DEVICE Note note_of(const Work &work, u32 rank, u32 group) {
+    Note note;
+    note.work = work;
+    note.group_row = work.first_row + (i32)(rank * kBlockRows + group * kGroupRows);
+    note.unused = 0;
+    const i32 all = is_void(work) ? 0 : work.end - work.begin;
+    note.tiles = all;
+    if (Shape::causal) {
+        const i32 last_row = at_most(note.group_row + kGroupRows, work.rows) - 1;
+        note.tiles = at_least(0, at_most(work.end, causal_end(work, last_row)) - work.begin);
+    }
+    if (note.group_row >= work.rows) note.tiles = 0;
+    note.skipped = all - note.tiles;
+    return note;
+}
+
+MOON_DEVICE void write_note(u32 address, const Note &note) {
+    const i32 *words = reinterpret_cast<const i32 *>(&note);
 #pragma unroll
     for (u32 i = 0; i < kNoteBytes / 16; i++) store_shared(address + i * 16, words + 4 * i);
 }
-MOON_DEVICE Work read_note(u32 address) {
-    Work work;
-    i32 *words = reinterpret_cast<i32 *>(&work);
+MOON_DEVICE Note read_note(u32 address) {
+    Note note;
+    i32 *words = reinterpret_cast<i32 *>(&note);
 #pragma unroll
     for (u32 i = 0; i < kNoteBytes / 16; i++) load_shared(words + 4 * i, address + i * 16);
-    return work;
+    return note;
 }
 
 // --- partial results -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ namespace moon {
 namespace {
 
 template <typename Shape>
-MOON_DEVICE void merge(const Sm90aArgs &a) {
+MOON_DEVICE void merge(const Sm90aArgs &a, const void *staging) {
     constexpr i32 groups = Shape::cluster * kConsumers;  // of a row block
     const i32 split = (i32)block_id() / groups, group = (i32)block_id() % groups;
     const i32 parts = a.num_splits, thread = (i32)thread_id();
@@ -44,16 +44,19 @@ MOON_DEVICE void merge(const Sm90aArgs &a) {
     }
     r.reference[0] = highest[0];
     r.reference[1] = highest[1];
-    store(r, a, work, group_row + thread / 32 * 16 + thread % 32 / 4);
+    store(r, a, work, group_row + thread / 32 * 16 + thread % 32 / 4, shared_address(staging));
+    copy_out_wait();
 }
 
 }  // namespace
 }  // namespace moon
 
 extern "C" {
+static __shared__ __attribute__((aligned(16))) unsigned char moon_staging[moon::kOutputBytes];
+
 #define MOON_KERNEL(name, blocks, causal)                                                                    \
     __global__ void __launch_bounds__(128) name(const __grid_constant__ moon::Sm90aArgs args) {              \
-        moon::merge<moon::ShapeOf<blocks, causal>>(args);                                                    \
+        moon::merge<moon::ShapeOf<blocks, causal>>(args, moon_staging);                                                   \
     }
 MOON_KERNEL(moon_attention_sm90a_merge, 2, false)
 MOON_KERNEL(moon_attention_sm90a_causal_merge, 2, true)

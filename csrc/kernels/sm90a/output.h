@@ -5,42 +5,42 @@
 
 namespace moon {
 
-// Four threads hold two columns of four 8-column groups each; after it, thread n of them holds all of group n.
-MOON_DEVICE void transpose_quad(u32 (&x)[4], u32 lane) {
-    const bool odd = lane & 1, high = lane & 2;
-    // Elements whose index differs from the thread's in bit 0 change places with the neighbour's, then in bit 1.
-    u32 a = exchange(odd ? x[0] : x[1], 1), b = exchange(odd ? x[2] : x[3], 1);
-    (odd ? x[0] : x[1]) = a;
-    (odd ? x[2] : x[3]) = b;
-    a = exchange(high ? x[0] : x[2], 2), b = exchange(high ? x[1] : x[3], 2);
-    (high ? x[0] : x[2]) = a;
-    (high ? x[1] : x[3]) = b;
-}
-
 // O and the log-sum-exp to their tensors. `row`: this thread's first row in the sequence; the other is 8 below.
-MOON_DEVICE void store(const Rows &r, const Sm90aArgs &a, const Work &work, i32 row) {
-    const u32 lane = thread_id() % 32;
-    u16 *o = reinterpret_cast<u16 *>(a.o) + work.map_batch * a.o_stride_batch + work.head * a.o_stride_head;
-    f32 *lse = reinterpret_cast<f32 *>(a.lse) + work.batch * a.lse_stride_batch + work.head * a.lse_stride_head;
+// `staging`: the warpgroup's output tile in shared memory, of which a warp uses its own 16 rows.
+MOON_DEVICE void store(const Rows &r, const Sm90aArgs &a, const Work &work, i32 row, u32 staging) {
+    const u32 lane = thread_id() % 32, warp = thread_id() % kWarpgroup / 32;
+    const u32 rows = staging + warp * 16 * kOutputPitch;
+    const f32 sum[2] = {quad_sum(r.sum[0]), quad_sum(r.sum[1])};
+    const f32 inverse[2] = {sum[0] == 0 ? 0.0f : reciprocal(sum[0]), sum[1] == 0 ? 0.0f : reciprocal(sum[1])};
+    copy_out_wait();
+    warp_sync();
+    const u32 at = rows + lane % 16 * kOutputPitch + lane / 16 * 16;
 #pragma unroll
-    for (i32 i = 0; i < 2; i++) {
-        const i64 at = (i64)work.row0_q + row + 8 * i;
-        const bool there = row + 8 * i < work.rows;
-        const f32 sum = quad_sum(r.sum[i]);
-        const f32 inverse = sum == 0 ? 0.0f : reciprocal(sum);
+    for (i32 j = 0; j < kOutputs; j += 8) {
+        u32 pairs[4];
 #pragma unroll
-        for (i32 j = 0; j < kOutputs / 4; j += 4) {
-            u32 quad[4];
-#pragma unroll
-            for (i32 n = 0; n < 4; n++) {
-                const u32 pair = pack_bf16(r.o[4 * (j + n) + 2 * i] * inverse, r.o[4 * (j + n) + 2 * i + 1] * inverse);
-                quad[n] = sum == 0 ? 0 : pair;  // nothing times what stands in V may be NaN
-            }
-            transpose_quad(quad, lane);
-            if (there) store_global(o + at * a.o_stride_row + 8 * (j + (i32)(lane % 4)), quad);
+        for (i32 i = 0; i < 4; i++) {
+            const u32 pair = pack_bf16(r.o[j + 2 * i] * inverse[i % 2], r.o[j + 2 * i + 1] * inverse[i % 2]);
+            pairs[i] = sum[i % 2] == 0 ? 0 : pair;  // nothing times what stands in V may be NaN
         }
-        if (a.lse && lane % 4 == 0 && there) {
-            lse[at] = sum == 0 ? -kInfinity : (r.reference[i] + log2(sum)) * kLn2;
+        store_matrices(at + (u32)j * 4, pairs);
+    }
+    async_proxy_fence();
+    warp_sync();
+    const i32 first = row - (i32)lane / 4;  // the warp's
+    if (lane < 16 && first + (i32)lane < work.rows) {
+        u16 *o = reinterpret_cast<u16 *>(a.o) + work.map_batch * a.o_stride_batch + work.head * a.o_stride_head +
+                 ((i64)work.row0_q + first + lane) * a.o_stride_row;
+        copy_out(o, rows + lane * kOutputPitch, kHeadDim * 2);
+    }
+    copy_out_commit();
+    if (a.lse && lane % 4 == 0) {
+        f32 *lse = reinterpret_cast<f32 *>(a.lse) + work.batch * a.lse_stride_batch + work.head * a.lse_stride_head +
+                   work.row0_q + row;
+#pragma unroll
+        for (i32 i = 0; i < 2; i++) {
+            if (row + 8 * i >= work.rows) continue;
+            lse[8 * i] = sum[i] == 0 ? -kInfinity : (r.reference[i] + log2(sum[i])) * kLn2;
         }
     }
 }

@@ -26,6 +26,21 @@ struct Ring {
     }
 };
 
+// A warpgroup's items: their notes, and whether their Q is there.
+struct Items {
+    u32 shared;
+    u32 group;  // of the block's three
+    u32 turn;   // of two notes
+
+    MOON_DEVICE u32 query() const { return shared + group * kQueryBytes; }
+    MOON_DEVICE u32 note() const { return shared + kNoteOffset + (2 * group + turn) * kNoteBytes; }
+    MOON_DEVICE u32 full() const { return shared + kQueryFullOffset + group * 8; }
+    MOON_DEVICE u32 empty() const { return shared + kQueryEmptyOffset + group * 8; }
+    MOON_DEVICE void wait_full() const { barrier_wait(full(), turn); }
+    MOON_DEVICE void wait_empty() const { barrier_wait(empty(), turn ^ 1); }
+    MOON_DEVICE void advance() { turn ^= 1; }
+};
+
 // One thread of a block.
 template <typename Shape>
 MOON_DEVICE void init_barriers(u32 shared) {
@@ -101,23 +116,27 @@ MOON_DEVICE void load_keys_and_values(const Sm90aArgs &a, u32 shared, u32 rank) 
     }
 }
 
-// One thread for each warpgroup of the block.
+// One thread for each warpgroup of the block: its notes and its Q. A note is written over when its item's Q was given
+// back one item ago, so after all of the warpgroup has read it for the last time.
 template <typename Shape>
 MOON_DEVICE void load_queries(const Sm90aArgs &a, u32 shared, u32 rank, u32 group) {
-    const u32 to = shared + group * kQueryBytes;
-    const u32 full = shared + kQueryFullOffset + group * 8, empty = shared + kQueryEmptyOffset + group * 8;
+    Items it = {shared, group, 0};
     const i32 items = work_items<Shape>(a), clusters = (i32)grid_blocks() / Shape::cluster;
-    u32 parity = 1;
 #pragma unroll 1
     for (i32 item = (i32)block_id() / Shape::cluster; item < items; item += clusters) {
         const Work work = find_work<Shape>(a, item);
-        if (is_void(work) || work.begin == work.end) continue;
-        const i32 row = work.row0_q + work.first_row + (i32)(rank * kBlockRows + group * kGroupRows);
-        barrier_wait(empty, parity);
-        parity ^= 1;
-        barrier_expect(full, kQueryBytes);
-        copy_tile(to, &a.q_map, full, 0, row, work.head, work.map_batch);
-        copy_tile(to + kQueryHalf, &a.q_map, full, 64, row, work.head, work.map_batch);
+        const Note note = note_of<Shape>(work, rank, group);
+        it.wait_empty();
+        write_note(it.note(), note);
+        if (note.tiles > 0) {
+            const i32 row = work.row0_q + note.group_row;
+            barrier_expect(it.full(), kQueryBytes);
+            copy_tile(it.query(), &a.q_map, it.full(), 0, row, work.head, work.map_batch);
+            copy_tile(it.query() + kQueryHalf, &a.q_map, it.full(), 64, row, work.head, work.map_batch);
+        } else {
+            barrier_arrive(it.full());
+        }
+        it.advance();
     }
 }
 

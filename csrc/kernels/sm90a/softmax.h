@@ -132,7 +132,7 @@ MOON_DEVICE void accept_first(Rows &r) {
 // there was no reference.
 template <typename Shape>
 MOON_DEVICE void compute_scores_again(Rows &r, const Sm90aArgs &a, u32 note, i32 row, i32 tile) {
-    const Work work = read_note(note);
+    const Work work = read_note(note).work;
     const u32 lane = thread_id() % 32;
     const u16 *q = reinterpret_cast<const u16 *>(a.q) + work.map_batch * a.q_stride_batch +
                    work.head * a.q_stride_head + (i64)work.row0_q * a.q_stride_row + lane % 4 * 2;
