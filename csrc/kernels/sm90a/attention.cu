@@ -79,20 +79,20 @@ MOON_DEVICE void clear_beyond(u32 tile, i32 keys, u32 group) {
     warpgroup_sync(1 + group);
 }
 
-// `row`: this thread's first row. The item's last `tiles` are computed; the others, which come first, pass by.
+// The item's last `tiles` are computed; the others, which come first, pass by.
 template <typename Shape>
-MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 row, i32 begin, i32 tiles, i32 skipped) {
+MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 begin, i32 tiles, i32 skipped) {
     const f32 scale_log2 = a.softmax_scale * kLog2E;
     i32 tile = begin + tiles - 1;
     {
-        const Work work = read_note(c.items.note()).work;
-        const i32 keys = work.keys - tile * kKeys;
+        const Note note = read_note(c.items.note());
+        const i32 keys = note.work.keys - tile * kKeys;
         if (skipped > 0) c.let_pass(2 * skipped - 1);
         const u32 key_slot = c.take();
         start_scores(r, c, key_slot);
         mma_wait<0>(r.s);
         c.give_back(key_slot);
-        if (Shape::causal || keys < kKeys) mask<Shape>(r, work, row, tile);
+        if (Shape::causal || keys < kKeys) mask<Shape>(r, note, tile);
         set_references(r, scale_log2);
         exponentiate(r, scale_log2);
         accept_first(r);
@@ -117,12 +117,12 @@ MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 row, i32 b
         if (Shape::causal && edge) {
             edge = any_unset(r);
             if (edge) {
-                mask<Shape>(r, read_note(c.items.note()).work, row, tile);
+                mask<Shape>(r, read_note(c.items.note()), tile);
                 set_references(r, scale_log2);
             }
         }
         exponentiate(r, scale_log2);
-        if (is_suspect<Shape>(r)) look_closer<Shape>(r, a, c.items.note(), row, tile, scale_log2);
+        if (is_suspect<Shape>(r)) look_closer<Shape>(r, a, c.items.note(), tile, scale_log2);
         mma_wait<0>(r.o);
         c.give_back(value_slot);
         accept(r);
@@ -143,12 +143,11 @@ MOON_DEVICE void consume(const Sm90aArgs &a, u32 shared, u32 rank, u32 group) {
     for (i32 item = (i32)block_id() / Shape::cluster; item < work_items<Shape>(a); item += clusters) {
         c.items.wait_full();
         const Note note = read_note(c.items.note());
-        const i32 row = note.group_row + (i32)(thread_id() % kWarpgroup / 32 * 16 + thread_id() % 32 / 4);
 #pragma unroll
         for (i32 i = 0; i < kOutputs; i++) r.o[i] = 0;
         r.sum[0] = r.sum[1] = r.reference[0] = r.reference[1] = 0;
         if (note.tiles > 0) {
-            attend<Shape>(r, c, a, row, note.work.begin, note.tiles, note.skipped);
+            attend<Shape>(r, c, a, note.work.begin, note.tiles, note.skipped);
         } else {
             warpgroup_sync(1 + group);
             c.give_back_query();
@@ -159,7 +158,7 @@ MOON_DEVICE void consume(const Sm90aArgs &a, u32 shared, u32 rank, u32 group) {
         if (again.work.part >= 0) {
             store_partial(r, partial_of<Shape>(a, again.work.part, rank * kConsumers + group));
         } else if (again.group_row < again.work.rows) {
-            store(r, a, again.work, row, c.staging());
+            store(r, a, again.work, row_of(again), c.staging());
         }
     }
     copy_out_wait();

@@ -33,9 +33,9 @@ struct ShapeOf {
     static constexpr bool causal = is_causal;
 };
 
-// 160 x 384 + 32 x 128 are the 65,536 registers of a multiprocessor.
-constexpr i32 kConsumerRegisters = 160;
-constexpr i32 kProducerRegisters = 32;
+// 152 x 384 + 56 x 128 are the 65,536 registers of a multiprocessor.
+constexpr i32 kConsumerRegisters = 152;
+constexpr i32 kProducerRegisters = 56;
 
 // --- shared memory ---------------------------------------------------------------------------------------------------
 // Q: a 16 KiB tile a warpgroup. O: a tile a warpgroup on its way out, rows 16 bytes apart so that they start on other
@@ -175,6 +175,12 @@ MOON_DEVICE Note note_of(const Work &work, u32 rank, u32 group) {
     if (note.group_row >= work.rows) note.tiles = 0;
     note.skipped = all - note.tiles;
     return note;
+}
+
+// This thread's first row in the sequence; its other one is 8 below.
+MOON_DEVICE i32 row_of(const Note &note) {
+    const u32 thread = thread_id() % kWarpgroup;
+    return note.group_row + (i32)(thread / 32 * 16 + thread % 32 / 4);
 }
 
 MOON_DEVICE void write_note(u32 address, const Note &note) {

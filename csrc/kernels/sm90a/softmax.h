@@ -69,14 +69,14 @@ MOON_DEVICE void exponentiate(Rows &r, f32 scale_log2) {
     }
 }
 
-// Hides the keys of a tile that are beyond the last one, or beyond what row `row` and the one 8 below may see.
+// Hides the keys of a tile that are beyond the last one, or beyond what this thread's rows may see.
 template <typename Shape>
-MOON_DEVICE void mask(Rows &r, const Work &work, i32 row, i32 tile) {
-    const i32 left = work.keys - tile * kKeys;
+MOON_DEVICE void mask(Rows &r, const Note &note, i32 tile) {
+    const i32 left = note.work.keys - tile * kKeys;
     i32 limit0 = left, limit1 = left;
     if (Shape::causal) {
-        limit0 = at_most(left, row + 1 + left - work.rows);
-        limit1 = at_most(left, row + 9 + left - work.rows);
+        limit0 = at_most(left, row_of(note) + 1 + left - note.work.rows);
+        limit1 = at_most(left, row_of(note) + 9 + left - note.work.rows);
     }
     const u32 lane = thread_id() % 32;
 #pragma unroll
@@ -128,11 +128,15 @@ MOON_DEVICE void accept_first(Rows &r) {
 
 // --- the closer look -------------------------------------------------------------------------------------------------
 
+MOON_DEVICE u32 load_pair(const u16 *from) { return *reinterpret_cast<const u32 *>(from); }
+
 // Scores of this warp's 16 rows against tile `tile`, once more and from global memory: the exponents overflowed, or
 // there was no reference.
 template <typename Shape>
-MOON_DEVICE void compute_scores_again(Rows &r, const Sm90aArgs &a, u32 note, i32 row, i32 tile) {
-    const Work work = read_note(note).work;
+MOON_DEVICE void compute_scores_again(Rows &r, const Sm90aArgs &a, u32 note_address, i32 tile) {
+    const Note note = read_note(note_address);
+    const Work &work = note.work;
+    const i32 row = row_of(note);
     const u32 lane = thread_id() % 32;
     const u16 *q = reinterpret_cast<const u16 *>(a.q) + work.map_batch * a.q_stride_batch +
                    work.head * a.q_stride_head + (i64)work.row0_q * a.q_stride_row + lane % 4 * 2;
@@ -140,27 +144,26 @@ MOON_DEVICE void compute_scores_again(Rows &r, const Sm90aArgs &a, u32 note, i32
                    work.head_kv * a.k_stride_head + (i64)work.row0_k * a.k_stride_row + lane % 4 * 2;
     q += at_most(row, work.rows - 1) * a.q_stride_row;
     const i64 below = (i64)(at_most(row + 8, work.rows - 1) - at_most(row, work.rows - 1)) * a.q_stride_row;
+    // Q again for every eight keys, so that one pointer into K is enough: registers are short, this path is not taken.
 #pragma unroll
-    for (i32 i = 0; i < kScores; i++) r.s[i] = 0;
+    for (i32 j = 0; j < kKeys / 8; j++) {
+        f32 *scores = r.s + 4 * j;
+        scores[0] = scores[1] = scores[2] = scores[3] = 0;
+        const u16 *at = k + at_most(tile * kKeys + 8 * j + (i32)lane / 4, work.keys - 1) * a.k_stride_row;
 #pragma unroll 1
-    for (i32 dim = 0; dim < kHeadDim; dim += 16) {
-        const u32 qa[4] = {*reinterpret_cast<const u32 *>(q + dim), *reinterpret_cast<const u32 *>(q + below + dim),
-                           *reinterpret_cast<const u32 *>(q + dim + 8),
-                           *reinterpret_cast<const u32 *>(q + below + dim + 8)};
-#pragma unroll
-        for (i32 j = 0; j < kKeys / 8; j++) {
-            const i32 key = at_most(tile * kKeys + 8 * j + (i32)lane / 4, work.keys - 1);
-            const u16 *at = k + key * a.k_stride_row + dim;
-            mma_warp(r.s + 4 * j, qa, *reinterpret_cast<const u32 *>(at), *reinterpret_cast<const u32 *>(at + 8));
+        for (i32 dim = 0; dim < kHeadDim; dim += 16) {
+            const u32 qa[4] = {load_pair(q + dim), load_pair(q + below + dim), load_pair(q + dim + 8),
+                               load_pair(q + below + dim + 8)};
+            mma_warp(scores, qa, load_pair(at + dim), load_pair(at + dim + 8));
         }
     }
-    mask<Shape>(r, work, row, tile);
+    mask<Shape>(r, note, tile);
 }
 
 // New references where keys of this tile dominate; P, the tile's sums, the sums and O follow. A warp's own matter, so
 // no instruction of the warpgroup but the wait for its product in flight, which accumulates into O.
 template <typename Shape>
-MOON_DEVICE void look_closer(Rows &r, const Sm90aArgs &a, u32 note, i32 row, i32 tile, f32 scale_log2) {
+MOON_DEVICE void look_closer(Rows &r, const Sm90aArgs &a, u32 note_address, i32 tile, f32 scale_log2) {
     f32 sum[2], factor[2] = {1, 1}, largest[2];
     bool lost = false;
 #pragma unroll
@@ -175,7 +178,7 @@ MOON_DEVICE void look_closer(Rows &r, const Sm90aArgs &a, u32 note, i32 row, i32
     };
     if (any_lane(lost)) {
         mma_wait<0>(r.o);
-        compute_scores_again<Shape>(r, a, note, row, tile);
+        compute_scores_again<Shape>(r, a, note_address, tile);
         row_max(r, largest);
 #pragma unroll
         for (i32 i = 0; i < 2; i++) {
