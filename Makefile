@@ -45,12 +45,12 @@ lint: $(STAMP)  ## ruff, mypy --strict, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict moon_diffusers
-	find csrc -name '*.h' -o -name '*.hip' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
+	find csrc -name '*.h' -o -name '*.hip' -o -name '*.cu' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(STAMP)  ## rewrite to the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	find csrc -name '*.h' -o -name '*.hip' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
+	find csrc -name '*.h' -o -name '*.hip' -o -name '*.cu' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
 
 build: $(STAMP)  ## compile the kernels and the emulator again after a change in csrc/
 	$(BIN)/python csrc/build/build.py

@@ -1,4 +1,4 @@
-"""The launches of the sm_90a family: persistent clusters of two blocks, whose last row blocks may be split over the keys."""
+"""The launches of the sm_90a family: persistent clusters of one or two blocks, whose last row blocks may be split."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from .planning import DeviceInfo, Launch, LaunchPlan, Pointer, TensorMap, Value,
 from .problem import HEAD_DIM, Problem, Strides
 from .routing import Route, workgroups
 
-ROWS = 384
+#: Query rows of a block, of the warpgroups of which each has 64.
+BLOCK_ROWS = 192
 KEYS = 80
-#: Rows of one copy of q; one of k or v is a tile of keys.
+#: Rows of one copy of q, those of a warpgroup; one of k or v is a tile of keys.
 QUERY_BOX = 64
 #: A copy takes half of the head dim: 128 bytes, the swizzle's width.
 BOX_DIMS = HEAD_DIM // 2
 ELEMENT_BYTES = 2
 
-#: Bytes of one split part's results: O, row sum and reference of each row, fp32.
-PARTIAL_BYTES = ROWS * (HEAD_DIM + 2) * 4
-#: Workgroups of the merge kernel per split row block, each 32 rows.
-MERGE_WORKGROUPS = 12
+#: Bytes of one split part's results a warpgroup: O, and a row sum and a reference twice for each thread, fp32.
+PARTIAL_BYTES = (QUERY_BOX * HEAD_DIM + 4 * 128) * 4
 
-# The cost model, in the time of one 80-key tile of a cluster: 15.7 MFLOP, 1.4 us where a card of 66 clusters computes
-# 730 TFLOP/s.
+# The cost model, in the time of one 80-key tile of a block: 7.9 MFLOP, 1.4 us where 132 of them compute 730 TFLOP/s.
 _WORK_TILES = 2.0  # a work item's first loads until the first tile, and its rows' store
 _MERGE_TILES = 4.0  # the merge's launch and its tail
 _BYTES_PER_TILE = 5e6  # what the memory carries in that time, partials written and read again
@@ -36,16 +34,17 @@ def plan_sm90a(problem: Problem, route: Route, device: DeviceInfo) -> LaunchPlan
         PlanError: the manifest names another block of rows or keys, another cluster, or no merge.
     """
     forward, merge = route.forward, route.merge
-    if (forward.rows, forward.keys, forward.cluster) != (ROWS, KEYS, 2) or merge is None:
-        raise PlanError(f"{forward.name}: the family 'sm90a' has {ROWS} rows, {KEYS} keys, clusters of 2 and a merge")
+    if (forward.rows, forward.keys) != (BLOCK_ROWS * forward.cluster, KEYS) or merge is None:
+        raise PlanError(f"{forward.name}: the family 'sm90a' has {BLOCK_ROWS} rows a block, {KEYS} keys and a merge")
     clusters = device.clusters or max(device.cu_count // forward.cluster, 1)
     blocks = workgroups(problem, forward)
     tiles = -(-problem.seqlen_k // KEYS)
     # Blocks of unequal lengths fill the device by themselves, once there are enough of them.
     uneven = problem.causal or problem.has_seqlens_k or problem.has_cu_seqlens
+    part_bytes = forward.rows // QUERY_BOX * PARTIAL_BYTES
     first_split, parts = blocks, 1
     if not problem.batch_invariant and not (uneven and blocks > clusters):
-        first_split, parts = split(blocks, tiles, clusters)
+        first_split, parts = split(blocks, tiles, clusters, part_bytes)
 
     split_blocks = blocks - first_split
     work = first_split + split_blocks * parts
@@ -59,22 +58,23 @@ def plan_sm90a(problem: Problem, route: Route, device: DeviceInfo) -> LaunchPlan
     grid = (forward.cluster * min(work, clusters), 1, 1)
     launches = [Launch(forward, grid, values, forward.dynamic_lds)]
     if parts > 1:
-        launches.append(Launch(merge, (split_blocks * MERGE_WORKGROUPS, 1, 1), values, merge.dynamic_lds))
+        launches.append(Launch(merge, (split_blocks * (forward.rows // QUERY_BOX), 1, 1), values, merge.dynamic_lds))
     return LaunchPlan(
-        tuple(launches), workspace_bytes=align_workspace(split_blocks * parts * PARTIAL_BYTES) if parts > 1 else 0
+        tuple(launches), workspace_bytes=align_workspace(split_blocks * parts * part_bytes) if parts > 1 else 0
     )
 
 
-def split(blocks: int, tiles: int, clusters: int) -> tuple[int, int]:
+def split(blocks: int, tiles: int, clusters: int, part_bytes: int) -> tuple[int, int]:
     """How to cut the keys of the row blocks that do not fill a last round of clusters.
 
     A cluster computes one row block at a time, so `blocks` equal ones take whole rounds of `clusters`, the last with idle
     ones. Its blocks may be cut into parts that fill them; the parts' fp32 results are then merged.
 
     Args:
-        blocks: row blocks of 384 rows, all heads and batch entries.
+        blocks: row blocks, all heads and batch entries.
         tiles: 80-key tiles of a block.
         clusters: those that run at once.
+        part_bytes: what one part of a row block leaves for the merge.
 
     Returns:
         row blocks left whole, the first ones, and parts of each of the others; `(blocks, 1)` where a cut does not pay.
@@ -88,7 +88,7 @@ def split(blocks: int, tiles: int, clusters: int) -> tuple[int, int]:
         if -(-tiles // each) < parts:  # the last part would be empty
             continue
         rounds = -(-tail * parts // clusters)
-        traffic = 2 * tail * parts * PARTIAL_BYTES / _BYTES_PER_TILE
+        traffic = 2 * tail * parts * part_bytes / _BYTES_PER_TILE
         cost = rounds * (each + _WORK_TILES) + _MERGE_TILES + traffic
         if cost < best:
             best_parts, best = parts, cost

@@ -67,6 +67,7 @@ class KernelSpec:
         scales: smallest and largest softmax_scale.
         grid: how workgroups are numbered, see `planning`.
         value_prepass, merge: names of the kernels that must run before and after it, empty for none.
+        least_keys: keys of an entry from which on it is better than the next kernel that fits.
         slower: calls that it leaves to torch, which is faster there.
     """
 
@@ -93,6 +94,7 @@ class KernelSpec:
     requires: frozenset[str] = frozenset()
     value_prepass: str = ""
     merge: str = ""
+    least_keys: int = 0
     slower: tuple[Slower, ...] = ()
 
 
@@ -231,6 +233,8 @@ def route(problem: Problem, target: Target) -> Route | Fallback:
         aligned = [kernel for kernel in aligned if not any(rule.covers(problem, kernel) for rule in kernel.slower)]
         if not aligned:
             return Fallback(SLOWER, problem.shape_text())
+    # Kernels made for longer calls come last, so that they still serve where nothing else can.
+    aligned.sort(key=lambda kernel: problem.seqlen_k < kernel.least_keys)
     by_name = {kernel.name: kernel for kernel in target.kernels}
     chosen: Route | None = None
     too_large = False

@@ -165,7 +165,7 @@ def write_cuda_manifest(folder: Path, **variant: Any) -> dict[str, Any]:
             "variant": {**kernel.variant, **FAKE_VARIANT, **variant} if kernel.role == "forward" else {},
             "kernarg_layout": "sm90a",
             "kernarg_size": known["sm90a"]["size"],
-            "block": [512 if kernel.role == "forward" else 256, 1, 1],
+            "block": [512 if kernel.role == "forward" else 128, 1, 1],
             "cluster": 2 if kernel.role == "forward" else 1,
             "lds_bytes": 0,
             "vgpr_count": 128,
@@ -204,6 +204,8 @@ FAKE_VARIANT = {
     "dynamic_lds": 214528,
     "features": ["lse", "gqa", "causal", "seqlens_k", "cu_seqlens"],
     "merge": "moon_attention_sm90a_merge",
+    "requires": [],
+    "least_keys": 0,
     "slower": [],
 }
 

@@ -157,8 +157,8 @@ typedef struct {
 } __attribute__((aligned(64))) Args;
 _Static_assert(sizeof(Args) == 576, "the layout of sm90a_args.def");
 
-// One part of a row block: 384 rows of O, then their sums, then their references.
-enum { PART = ROWS * 130 };
+// One part of a row block: 384 rows of O, then their sums, then their references; in as much room as the kernel's take.
+enum { PART = 6 * 34816 / 4 };
 
 static float value(uint16_t word) {
     uint32_t bits = (uint32_t)word << 16;
@@ -250,7 +250,7 @@ int cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned 
     if (f->context != current()) return INVALID_HANDLE;
     int merging = strstr(f->name, "merge") != 0;
     if (!f->ready || !params || extra || gy != 1 || gz != 1 || !gx || by != 1 || bz != 1 || mode == REFUSE) return INVALID_VALUE;
-    if (bx != (merging ? 256 : 512) || shared > (f->dynamic > 49152 ? f->dynamic : 49152)) return INVALID_VALUE;
+    if (bx != (merging ? 128 : 512) || shared > (f->dynamic > 49152 ? f->dynamic : 49152)) return INVALID_VALUE;
     if (!merging && (gx % 2 || shared != 214528)) return INVALID_VALUE;
     Args a;
     memcpy(&a, params[0], sizeof a);
@@ -260,7 +260,7 @@ int cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned 
         if (maps[i]->magic != MAGIC || maps[i]->dims[0] != 128 || maps[i]->box[0] != 64 || maps[i]->box[1] != (i ? 80 : 64)) return INVALID_VALUE;
     if (a.q_map.address != a.q || a.k_map.address != a.k) return INVALID_VALUE;
     if ((a.splits > 1) != (a.workspace != 0) || a.splits < 1 || split < 0 || (a.splits == 1 && split)) return INVALID_VALUE;
-    if (merging && gx != (unsigned)split * 12) return INVALID_VALUE;
+    if (merging && gx != (unsigned)split * 6) return INVALID_VALUE;
     last_stream = (int64_t)stream, last_grid = gx, last_shared = shared, last_device = current()->device;
     __atomic_add_fetch(&launches, 1, __ATOMIC_SEQ_CST);
     if (mode == NOTHING) return SUCCESS;

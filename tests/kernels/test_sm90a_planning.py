@@ -1,4 +1,4 @@
-"""The Hopper family's plan: grids of persistent clusters, what is split, tensor maps, and which calls reach the kernel."""
+"""The Hopper family's plan: grids of persistent clusters of one or two blocks, what is split, tensor maps, and which calls reach the kernel."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import pytest
 
 from moon_diffusers.errors import PlanError
 from moon_diffusers.planning import DeviceInfo, LaunchPlan, Pointer, TensorMap, plan
-from moon_diffusers.planning_sm90a import MERGE_WORKGROUPS, PARTIAL_BYTES, split
+from moon_diffusers.planning_sm90a import PARTIAL_BYTES, split
 from moon_diffusers.problem import Problem
 from moon_diffusers.routing import SLOWER, Fallback, KernelSpec, Route, Slower, Target, route
 
 DEVICE = DeviceInfo("sm_90a", "test", 132, 1, 232448, 32, 0)
 KERNEL = KernelSpec(
-    "attention", "sm_90a", "forward", "sm90a", 576, (512, 1, 1), "sm90a", dynamic_lds=214528, cluster=2, rescale="lazy",
+    "attention", "sm_90a", "forward", "sm90a", 576, (512, 1, 1), "sm90a", dynamic_lds=225808, cluster=2, rescale="lazy",
     rows=384, keys=80, alignment=16, strides=(0, 2**39 - 8), grid="linear",
     features=frozenset({"lse", "gqa", "causal", "seqlens_k", "cu_seqlens"}), merge="merge",
 )  # fmt: skip
-MERGE = KernelSpec("merge", "sm_90a", "merge", "sm90a", 576, (256, 1, 1))
+MERGE = KernelSpec("merge", "sm_90a", "merge", "sm90a", 576, (128, 1, 1))
 TARGET = Target("sm_90a", (KERNEL, MERGE))
 
 
@@ -44,13 +44,31 @@ def reason(call: Problem, kernel: KernelSpec = KERNEL, **options: bool) -> str:
 def test_persistent_clusters_and_the_tail() -> None:
     # 1032 row blocks are 15 rounds of 66 clusters and 42 more.
     forward, merge = planned(problem()).launches
-    assert forward.grid == (132, 1, 1) and forward.dynamic_lds == 214528
+    assert forward.grid == (132, 1, 1) and forward.dynamic_lds == 225808
     assert forward.values["first_split"] == 990
     parts = forward.values["num_splits"]
     assert isinstance(parts, int) and parts > 1
-    assert merge.grid == (42 * MERGE_WORKGROUPS, 1, 1) and merge.kernel is MERGE and merge.dynamic_lds == 0
+    assert merge.grid == (42 * 6, 1, 1) and merge.kernel is MERGE and merge.dynamic_lds == 0
     assert forward.values["workspace"] == Pointer("workspace")
-    assert planned(problem()).workspace_bytes == 42 * parts * PARTIAL_BYTES == 42 * parts * 199_680
+    assert planned(problem()).workspace_bytes == 42 * parts * 6 * PARTIAL_BYTES == 42 * parts * 208_896
+
+
+def test_single_blocks_are_planned_alike() -> None:
+    solo = replace(KERNEL, name="solo", cluster=1, rows=192)
+    launches = plan(problem(seqlen=4608, num_heads=24), Route(solo, merge=MERGE), DEVICE).launches
+    # 576 row blocks are 4 rounds of 132 blocks and 48 more.
+    assert launches[0].grid == (132, 1, 1) and launches[0].values["first_split"] == 528
+    assert launches[1].grid == (48 * 3, 1, 1)
+
+
+def test_the_kernel_for_long_keys_serves_them_and_others_where_it_is_alone() -> None:
+    long = replace(KERNEL, name="long", least_keys=40_000)
+    both = Target("sm_90a", (long, KERNEL, MERGE))
+    for keys, name in ((40_000, "long"), (39_999, "attention")):
+        outcome = route(problem(seqlen_k=keys), both)
+        assert isinstance(outcome, Route) and outcome.forward.name == name
+    outcome = route(problem(seqlen_k=1), Target("sm_90a", (long, MERGE)))
+    assert isinstance(outcome, Route) and outcome.forward.name == "long"
 
 
 def test_a_small_grid_has_no_idle_clusters() -> None:
@@ -67,7 +85,7 @@ def test_a_small_grid_has_no_idle_clusters() -> None:
 @pytest.mark.parametrize("tiles", [1, 7, 8, 63, 410, 1489])
 def test_split_covers_every_block_and_tile(clusters: int, tiles: int) -> None:
     for blocks in (1, 2, 7, 38, 39, 57, 65, 66, 67, 131, 132, 133, 1000):
-        whole, parts = split(blocks, tiles, clusters)
+        whole, parts = split(blocks, tiles, clusters, 6 * PARTIAL_BYTES)
         assert 0 <= whole <= blocks and parts >= 1
         if parts == 1:
             assert whole == blocks
@@ -134,7 +152,7 @@ def test_a_manifest_of_another_shape_is_refused() -> None:
         (replace(KERNEL, keys=64), MERGE),
         (replace(KERNEL, cluster=1), MERGE),
     ):
-        with pytest.raises(PlanError, match="the family 'sm90a' has 384 rows, 80 keys, clusters of 2 and a merge"):
+        with pytest.raises(PlanError, match="the family 'sm90a' has 192 rows a block, 80 keys and a merge"):
             plan(problem(), Route(kernel, merge=merge), DEVICE)
 
 

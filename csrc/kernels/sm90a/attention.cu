@@ -190,10 +190,10 @@ MOON_DEVICE void attention(const Sm90aArgs &a, const void *dynamic_shared) {
 extern "C" {
 extern __shared__ __attribute__((aligned(1024))) unsigned char moon_shared[];
 
-#define MOON_KERNEL(name, blocks, causal)                                             \
-    __global__ void __launch_bounds__(512, 1) __cluster_dims__(blocks, 1, 1)          \
-        name(const __grid_constant__ moon::Sm90aArgs args) {                          \
-        moon::attention<moon::ShapeOf<blocks, causal>>(args, moon_shared);            \
+#define MOON_KERNEL(name, blocks, causal)                                    \
+    __global__ void __launch_bounds__(512, 1) __cluster_dims__(blocks, 1, 1) \
+        name(const __grid_constant__ moon::Sm90aArgs args) {                 \
+        moon::attention<moon::ShapeOf<blocks, causal>>(args, moon_shared);   \
     }
 MOON_KERNEL(moon_attention_sm90a, 2, false)
 MOON_KERNEL(moon_attention_sm90a_causal, 2, true)

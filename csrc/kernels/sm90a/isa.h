@@ -28,11 +28,11 @@ struct alignas(64) tensor_map {
 // --- where am I ------------------------------------------------------------------------------------------------------
 
 // volatile: read again where needed rather than kept.
-#define MOON_SPECIAL_REGISTER(function, name)           \
-    MOON_DEVICE u32 function() {                        \
-        u32 value;                                      \
-        asm volatile("mov.u32 %0, %" name ";" : "=r"(value));    \
-        return value;                                   \
+#define MOON_SPECIAL_REGISTER(function, name)                 \
+    MOON_DEVICE u32 function() {                              \
+        u32 value;                                            \
+        asm volatile("mov.u32 %0, %" name ";" : "=r"(value)); \
+        return value;                                         \
     }
 MOON_SPECIAL_REGISTER(thread_id, "%tid.x")
 MOON_SPECIAL_REGISTER(block_id, "%ctaid.x")
@@ -245,8 +245,7 @@ MOON_DEVICE void mma_scores(f32 (&d)[40], u32 a, u32 b, bool accumulate) {
 MOON_DEVICE void mma_values(f32 (&d)[64], const u32 *a, u32 b) {
     asm volatile(
         "{\n.reg .pred p;\n.reg .b64 db;\nmov.b64 db, {%68, %69};\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MOON_N64
-        "}, {%64, %65, %66, %67}, db, p, 1, 1, 1;\n}"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MOON_N64 "}, {%64, %65, %66, %67}, db, p, 1, 1, 1;\n}"
         : MOON_R64(d)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(kDescriptorHigh));
 }

@@ -16,9 +16,9 @@ constexpr i32 kHeadDim = 128;
 constexpr i32 kConsumers = 3;   // warpgroups of a block that compute; one more loads
 constexpr i32 kGroupRows = 64;  // query rows of a warpgroup
 constexpr i32 kBlockRows = kConsumers * kGroupRows;
-constexpr i32 kKeys = 80;  // of a tile
-constexpr i32 kScores = kKeys / 2;            // fp32 of S that a thread holds
-constexpr i32 kOutputs = kHeadDim / 2;        // fp32 of O that a thread holds
+constexpr i32 kKeys = 80;               // of a tile
+constexpr i32 kScores = kKeys / 2;      // fp32 of S that a thread holds
+constexpr i32 kOutputs = kHeadDim / 2;  // fp32 of O that a thread holds
 constexpr i32 kWarpgroup = 128;
 constexpr i32 kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr f32 kLn2 = 0.6931471805599453f;
@@ -200,8 +200,8 @@ MOON_DEVICE Note read_note(u32 address) {
 
 // What one warpgroup leaves for the merge of a split row block's parts; in the order in which its threads hold it.
 struct Partial {
-    f32 o[kOutputs][kWarpgroup];  // not divided by the sum
-    f32 sum[2][kWarpgroup];       // of this thread's columns
+    f32 o[kOutputs][kWarpgroup];   // not divided by the sum
+    f32 sum[2][kWarpgroup];        // of this thread's columns
     f32 reference[2][kWarpgroup];  // log2 units
 };
 static_assert(sizeof(Partial) == 34816, "moon_diffusers/planning_sm90a.py sizes the workspace by it");

@@ -57,9 +57,9 @@ MOON_DEVICE void init_barriers(u32 shared) {
 
 // --- consumers -------------------------------------------------------------------------------------------------------
 
-// A warpgroup gives a slot back to every block of the cluster, its first warps one each. Only after all four warps are through
-// with it: a finished matrix instruction of the warpgroup says so, or `warpgroup_sync`.
-// `to`: this thread's `release_address`.
+// A warpgroup gives a slot back to every block of the cluster, its first warps one each. Only after all four warps are
+// through with it: a finished matrix instruction of the warpgroup says so, or `warpgroup_sync`. `to`: this thread's
+// `release_address`.
 MOON_DEVICE void release(u32 to, u32 slot) {
     if (to) barrier_arrive_remote(to + slot * 8);
 }

@@ -21,12 +21,12 @@ constexpr f32 kLost = 0x1p100f;
 
 // One thread's share of a warpgroup's state: two rows, lane / 4 of its warp's 16 and 8 below.
 struct Rows {
-    f32 s[kScores];         // S, then P unrounded; columns 8 j + 2 (lane % 4) + 0, 1 in elements 4 j + 0, 1 (+ 2: below)
-    u32 p[kScores / 2];     // P rounded, as the A operand of the second product
-    f32 o[kOutputs];        // O, not divided
-    f32 sum[2];             // of P over this thread's columns
-    f32 tile_sum[2];        // the same, of this tile alone
-    f32 reference[2];       // log2 units
+    f32 s[kScores];      // S, then P unrounded; columns 8 j + 2 (lane % 4) + 0, 1 in elements 4 j + 0, 1 (+ 2: below)
+    u32 p[kScores / 2];  // P rounded, as the A operand of the second product
+    f32 o[kOutputs];     // O, not divided
+    f32 sum[2];          // of P over this thread's columns
+    f32 tile_sum[2];     // the same, of this tile alone
+    f32 reference[2];    // log2 units
 };
 
 MOON_DEVICE f32 quad_max(f32 x) {
