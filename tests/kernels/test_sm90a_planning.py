@@ -1,4 +1,4 @@
-"""The Hopper family's plan: grids of persistent clusters of one or two blocks, what is split, tensor maps, and which calls reach the kernel."""
+"""The Hopper family's plans: grids of persistent clusters, what is split, tensor maps, and which calls reach which kernel."""
 
 from __future__ import annotations
 
