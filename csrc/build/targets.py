@@ -208,7 +208,8 @@ CODE_OBJECTS: tuple[CodeObject, ...] = (
 # -fno-slp-vectorize: packed fp32 gets no issue slot beside an MFMA.
 HIP_FLAGS = ("-std=c++17", "-O3", "-fno-slp-vectorize", "-mcode-object-version=5", "-Wall", "-Wextra")
 
-CUDA_FLAGS = ("-std=c++17", "-O3", "-Wall", "-Wextra")
+# Everything is inlined, as nvcc does: ptxas serialises the wgmma of a function that it has to call.
+CUDA_FLAGS = ("-std=c++17", "-O3", "-mllvm", "-inline-threshold=100000", "-Wall", "-Wextra")
 
 # The oldest glibc that the emulator's library asks for, as torch's own wheels.
 GLIBC = "2.28"
