@@ -202,7 +202,7 @@ CODE_OBJECTS: tuple[CodeObject, ...] = (
     *cdna4(),
     general("gfx950"),
     measurements("gfx950"),
-    *(item for item in sm90a() if item.source.exists()),
+    *sm90a(),
 )
 
 # -fno-slp-vectorize: packed fp32 gets no issue slot beside an MFMA.

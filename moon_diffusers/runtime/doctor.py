@@ -296,6 +296,7 @@ def typical(kernel: KernelSpec) -> Problem:
         softmax_scale=HEAD_DIM**-0.5,
         rounding=kernel.rounding,
         rescale=kernel.rescale,
+        causal="causal" in kernel.requires,
         has_seqlens_k=paged,
         page_size=64 if paged else 0,
         block_table_stride=512 if paged else 0,

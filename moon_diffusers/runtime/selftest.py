@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import MoonError
+from ..errors import MoonError, PlanError
 from ..planning import plan
 from ..routing import Route
 from .device import Device
@@ -111,7 +111,10 @@ def run(device: Device, route: Route) -> Outcome:
     """
     start = time.perf_counter()
     worst = Outcome(route.forward.name, True, 0.0, 0.0, 0.0, 0.0)
-    for case in cases(route.forward):
+    chosen = cases(route.forward)
+    if not chosen:
+        raise PlanError(f"{route.forward.name}: no problem of the self-test has what it requires")
+    for case in chosen:
         error, row_error, lse_error = _measure(device, route, case)
         rounding = route.forward.rounding
         passed = error <= TOLERANCE[rounding] and row_error <= ROW_TOLERANCE[rounding] and lse_error <= LSE_TOLERANCE

@@ -45,16 +45,17 @@ def cases(kernel: KernelSpec) -> list[Case]:
     """What `kernel` must get right before it serves: everything that its features claim."""
     rng = np.random.default_rng(7)
     chosen = []
-    if not kernel.requires:
+    if "paged" not in kernel.requires:
         # Long enough in keys for planners to split them where a device has idle units.
         chosen += [_dense(kernel, rng, "ragged", 2, 200, 333), _dense(kernel, rng, "few rows, many keys", 1, 77, 1100)]
         if kernel.features & {"causal", "seqlens_k"}:
             chosen.append(_dense(kernel, rng, "masked", 2, 77, 129, masked=True))
         if "cu_seqlens" in kernel.features:
             chosen.append(_packed(kernel, rng))
-        if kernel.cluster > 1:
-            # Persistent clusters: 72 row blocks are more than any of today's cards runs at once.
-            chosen.append(_dense(kernel, rng, "several row blocks a cluster", 1, 17 * kernel.rows + 5, 33))
+        if kernel.family == "sm90a":
+            # Its blocks are persistent: on today's cards, at least one gets two row blocks here.
+            keys = 333 if "causal" in kernel.requires else 33
+            chosen.append(_dense(kernel, rng, "several row blocks a cluster", 1, 6533, keys))
     if "paged" in kernel.features:
         chosen.append(_paged(kernel, rng, False))
         if "causal" in kernel.features:
@@ -97,7 +98,8 @@ def _dense(
     q = _normal(rng, batch, seqlen_q, HEADS, HEAD_DIM)
     fused = _normal(rng, batch, seqlen_k, 3, heads_kv, HEAD_DIM)
     k, v = fused[:, :, 0], fused[:, :, 1]
-    causal, has_lengths = masked and "causal" in kernel.features, masked and "seqlens_k" in kernel.features
+    causal = "causal" in kernel.requires or (masked and "causal" in kernel.features)
+    has_lengths = masked and "seqlens_k" in kernel.features
     lengths = np.array([seqlen_k, seqlen_k - 50][:batch], dtype=np.int32)
     valid = lengths if has_lengths else np.full(batch, seqlen_k)
     parts = [_attend(q[b], k[b, : valid[b]], v[b, : valid[b]], causal) for b in range(batch)]
@@ -125,8 +127,9 @@ def _packed(kernel: KernelSpec, rng: np.random.Generator) -> Case:
     q = _normal(rng, int(starts_q[-1]), HEADS, HEAD_DIM)
     fused = _normal(rng, int(starts_k[-1]), 3, heads_kv, HEAD_DIM)
     k, v = fused[:, 0], fused[:, 1]
+    causal = "causal" in kernel.requires
     parts = [
-        _attend(q[q0:q1], k[k0:k1], v[k0:k1], False)
+        _attend(q[q0:q1], k[k0:k1], v[k0:k1], causal)
         for q0, q1, k0, k1 in zip(starts_q, starts_q[1:], starts_k, starts_k[1:], strict=False)
     ]
     problem = _problem(
@@ -138,6 +141,7 @@ def _packed(kernel: KernelSpec, rng: np.random.Generator) -> Case:
         k_strides=(0, HEAD_DIM, 3 * heads_kv * HEAD_DIM),
         v_strides=(0, HEAD_DIM, 3 * heads_kv * HEAD_DIM),
         o_strides=(0, HEAD_DIM, HEADS * HEAD_DIM),
+        causal=causal,
         has_cu_seqlens=True,
         total_q=int(starts_q[-1]),
         total_k=int(starts_k[-1]),

@@ -15,7 +15,7 @@ import pytest
 import moon_diffusers
 from moon_diffusers.errors import CodeObjectError, HipError, LibraryError, PlanError
 from moon_diffusers.planning import Launch, Pointer, plan
-from moon_diffusers.routing import Route, Target, route
+from moon_diffusers.routing import KernelSpec, Route, Target, route
 from moon_diffusers.runtime import code_objects, device, hip, launcher, library, memory, selftest, selftest_cases
 
 from .conftest import NOTHING, REFUSE, WRONG, WRONG_LSE, write_manifest
@@ -296,6 +296,29 @@ def test_selftest_passes_once_and_is_remembered(fake, monkeypatch):
     assert fake.launches == before + 2 * CASES
     entries = json.loads(selftest.cache_file().read_text())
     assert len(entries) == 2 and all(entry["passed"] for entry in entries.values())
+
+
+@pytest.mark.parametrize("requires", [set(), {"causal"}, {"paged"}])
+@pytest.mark.parametrize("family", ["general", "sm90a"])
+def test_every_kind_of_kernel_has_problems_that_it_must_serve(requires, family):
+    features = frozenset({"lse", "gqa", "causal", "seqlens_k", "cu_seqlens", *requires})
+    kernel = KernelSpec("k", "a", "forward", "f", 8, (64, 1, 1), family, rows=64, features=features)
+    kernel = replace(kernel, requires=frozenset(requires))
+    chosen = selftest_cases.cases(kernel)
+    for case in chosen:
+        assert isinstance(route(case.problem, Target("a", (kernel,))), Route), case.name
+    names = [case.name for case in chosen]
+    assert ("several row blocks a cluster" in names) == (family == "sm90a" and requires != {"paged"})
+    assert len(names) == (2 if requires == {"paged"} else 4 + (family == "sm90a"))
+    if requires == {"causal"}:
+        assert all(case.problem.causal for case in chosen)
+
+
+def test_a_kernel_without_a_problem_does_not_pass(fake, monkeypatch):
+    opened = open_fake(fake)
+    monkeypatch.setattr(selftest, "cases", lambda kernel: [])
+    with pytest.warns(RuntimeWarning, match="fake_rtne: no problem of the self-test has what it requires"):
+        assert not selftest.ensure(opened, forward(opened))
 
 
 @pytest.mark.parametrize("mode", [NOTHING, WRONG, REFUSE, WRONG_LSE])
