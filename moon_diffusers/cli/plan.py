@@ -134,7 +134,9 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         detail = f" ({facts['detail']})" if facts["detail"] else ""
         return [*lines, f"falls back to torch SDPA: {facts['fallback']}{detail}"]
     device = facts["device"]
-    units = "SMs" if device["arch"].startswith("sm_") else f"CUs on {device['xcd_count']} dies"
+    nvidia = device["arch"].startswith("sm_")
+    units = "SMs" if nvidia else f"CUs on {device['xcd_count']} dies"
+    memory, unit = ("shared memory", "SM") if nvidia else ("LDS", "CU")
     lines.append(f"device     {device['arch']}, {device['cu_count']} {units}")
     lines.append(f"route      {facts['route']}")
     lines.append(f"work       {facts['flops'] / 1e12:.4g} TFLOP")
@@ -142,7 +144,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         grid, block = ("x".join(map(str, launch[name])) for name in ("grid", "block"))
         lines.append(
             f"launch {number}   {launch['kernel']} ({launch['role']}): grid {grid}, block {block}, "
-            f"{launch['lds_bytes']} B LDS, {launch['workgroups_per_cu']:g} workgroups a CU"
+            f"{launch['lds_bytes']} B {memory}, {launch['workgroups_per_cu']:g} workgroups a {unit}"
         )
     lines.append(f"workspace  {facts['workspace_bytes']} B")
     return lines

@@ -127,6 +127,8 @@ class Machine:
         lines += [f"{name}={value}" for name, value in self.environment.items()]
         lines.append(f"kernels      {self.compiled_folder}: {self.manifest_problem or self.compiler}")
         for kernel in self.kernels:
+            if kernel.role == "measurement":
+                continue  # dozens, and nobody's attention
             lines.append(f"  {kernel.arch} {kernel.name} ({kernel.role}): {_resources(kernel)}")
         for item in self.libraries:
             lines.append(f"{item.kind:12} {item.path or 'none'}: {item.problem or item.version}")

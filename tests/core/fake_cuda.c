@@ -19,7 +19,7 @@ typedef struct { Context *context; } Module;
 typedef struct { Context *context; char name[64]; unsigned dynamic; int ready; } Function;
 typedef struct { uint64_t address, magic, dims[4], strides[3], box[4], params, unused[2]; } Map;
 
-static int mode, launches, live, initialized, refuse_cubin, major_ = 9, minor_, clusters = 66, devices = DEVICES;
+static int mode, launches, attempts, live, initialized, refuse_cubin, major_ = 9, minor_, clusters = 66, devices = DEVICES;
 static int64_t last_stream;
 static unsigned last_grid, last_shared, last_device;
 static Context contexts[DEVICES] = {{0}, {1}};
@@ -34,6 +34,7 @@ void fakeCapability(int major, int minor) { major_ = major, minor_ = minor; }
 void fakeDevices(int n) { devices = n; }
 void fakeClusters(int n) { clusters = n; }
 int fakeLaunches(void) { return launches; }
+int fakeAttempts(void) { return attempts; }
 int fakeAllocations(void) { return live; }
 int64_t fakeStream(void) { return last_stream; }
 unsigned fakeGrid(void) { return last_grid; }
@@ -246,6 +247,7 @@ static void merge(const Args *a, int block, const float *parts) {
 
 int cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void *stream, void **params, void **extra) {
+    __atomic_add_fetch(&attempts, 1, __ATOMIC_SEQ_CST);
     NEED_CONTEXT;
     if (f->context != current()) return INVALID_HANDLE;
     int merging = strstr(f->name, "merge") != 0;

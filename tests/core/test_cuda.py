@@ -271,8 +271,11 @@ def test_launch_errors_name_the_kernel(fake_cuda):
     with opened.current():
         with pytest.raises(CudaError, match="launch of moon_attention_sm90a: CUDA_ERROR_INVALID_VALUE"):
             ready(0, dict.fromkeys(("q", "k", "v", "o", "lse", "workspace"), 4096))
+        attempts = fake_cuda.library.fakeAttempts()
+        # A map that the driver would not move still points elsewhere: nothing may be launched on it.
         with pytest.raises(CudaError, match="launch of moon_attention_sm90a: CUDA_ERROR_INVALID_VALUE"):
             ready(0, dict.fromkeys(("q", "k", "v", "o", "lse", "workspace"), 4098))
+        assert fake_cuda.library.fakeAttempts() == attempts
 
 
 def test_streams_and_events(fake_cuda):
