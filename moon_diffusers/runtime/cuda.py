@@ -21,6 +21,7 @@ from .driver import Driver, as_pointer
 ERROR_NO_DEVICE: Final = 100
 ERROR_INVALID_CONTEXT: Final = 201
 STREAM_NON_BLOCKING: Final = 1
+CAPTURE_RELAXED: Final = 2
 
 # CUdevice_attribute
 WARP_SIZE: Final = 10
@@ -67,6 +68,7 @@ REQUIRED: Final[dict[str, tuple[Any, ...]]] = {
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (_POINTER_OUT,),
     "cuCtxSynchronize": (),
+    "cuThreadExchangeStreamCaptureMode": (_INT_OUT,),
     "cuMemAlloc_v2": (_POINTER_OUT, c_size_t),
     "cuMemFree_v2": (c_void_p,),
     "cuMemcpyHtoD_v2": (c_void_p, c_void_p, c_size_t),
@@ -234,16 +236,22 @@ class Cuda(Driver):
 
     @contextmanager
     def current(self, ordinal: int) -> Iterator[None]:
-        """Makes the device's primary context this thread's within the block."""
+        """Makes the device's primary context this thread's within the block.
+
+        What the thread does there (allocate, load, synchronise) does not break a graph capture of another thread.
+        """
         context = self.context(ordinal)
-        if self._pointer("cuCtxGetCurrent") == context:
-            yield
-            return
-        self._call("cuCtxPushCurrent_v2", context)
+        pushed = self._pointer("cuCtxGetCurrent") != context
+        if pushed:
+            self._call("cuCtxPushCurrent_v2", context)
+        mode = c_int(CAPTURE_RELAXED)
+        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
         try:
             yield
         finally:
-            self._pointer("cuCtxPopCurrent_v2")
+            self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+            if pushed:
+                self._pointer("cuCtxPopCurrent_v2")
 
     def adopt(self, code: int, ordinal: int) -> bool:
         """Give a thread that has no context the device's, for good, as CUDA's runtime does; False if it has one."""

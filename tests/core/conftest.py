@@ -223,6 +223,7 @@ class FakeCuda(Fake):
         self.library.fakeCapability(9, 0)
         self.library.fakeDevices(2)
         self.library.fakeClusters(66)
+        self.library.fakeCapturedElsewhere(0)
         self.library.fakeDropContexts()
 
 

@@ -9,7 +9,8 @@
 
 enum { RIGHT, NOTHING, WRONG, REFUSE, WRONG_LSE };
 enum { SUCCESS, INVALID_VALUE, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE, INVALID_IMAGE = 200, INVALID_CONTEXT,
-       NO_BINARY = 209, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500 };
+       NO_BINARY = 209, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500,
+       CAPTURE_UNSUPPORTED = 900 };
 #define DEVICES 2
 #define ROWS 384
 #define MAGIC 0x4d4f4f4eu
@@ -26,8 +27,11 @@ static Context contexts[DEVICES] = {{0}, {1}};
 static int retained[DEVICES];
 static Context other_context = {1};
 static __thread Context *stack[8];
-static __thread int depth;
+static __thread int depth, capture_mode;
+static int captured;
 
+void fakeCapturedElsewhere(int on) { captured = on; }
+int fakeCaptureMode(void) { return capture_mode; }
 void fakeMode(int m) { mode = m; }
 void fakeRefuseCubin(int r) { refuse_cubin = r; }
 void fakeCapability(int major, int minor) { major_ = major, minor_ = minor; }
@@ -77,9 +81,12 @@ int cuCtxGetCurrent(Context **c) { NEED_INIT; return *c = current(), SUCCESS; }
 int cuCtxSetCurrent(Context *c) { NEED_INIT; if (!depth) depth = 1; return stack[depth - 1] = c, SUCCESS; }
 int cuCtxPushCurrent_v2(Context *c) { NEED_INIT; return depth == 8 ? INVALID_VALUE : (stack[depth++] = c, SUCCESS); }
 int cuCtxPopCurrent_v2(Context **c) { NEED_INIT; return depth ? (*c = stack[--depth], SUCCESS) : INVALID_CONTEXT; }
-int cuCtxSynchronize(void) { NEED_CONTEXT; return SUCCESS; }
+int cuThreadExchangeStreamCaptureMode(int *m) { int old = capture_mode; return capture_mode = *m, *m = old, SUCCESS; }
+// While some thread captures a graph, others may do these things only where they said that they mean no harm.
+#define NO_CAPTURE do { if (captured && capture_mode != 2) return CAPTURE_UNSUPPORTED; } while (0)
+int cuCtxSynchronize(void) { NEED_CONTEXT; NO_CAPTURE; return SUCCESS; }
 
-int cuMemAlloc_v2(void **p, size_t n) { NEED_CONTEXT; return n ? (*p = aligned_alloc(256, (n + 255) / 256 * 256), live++, SUCCESS) : INVALID_VALUE; }
+int cuMemAlloc_v2(void **p, size_t n) { NEED_CONTEXT; NO_CAPTURE; return n ? (*p = aligned_alloc(256, (n + 255) / 256 * 256), live++, SUCCESS) : INVALID_VALUE; }
 int cuMemFree_v2(void *p) { NEED_CONTEXT; return free(p), live--, SUCCESS; }
 int cuMemcpyHtoD_v2(void *d, const void *h, size_t n) { NEED_CONTEXT; return memcpy(d, h, n), SUCCESS; }
 int cuMemcpyDtoH_v2(void *h, const void *d, size_t n) { NEED_CONTEXT; return memcpy(h, d, n), SUCCESS; }
@@ -88,6 +95,7 @@ int cuMemsetD8_v2(void *d, unsigned char v, size_t n) { NEED_CONTEXT; return mem
 static int new_module(Module **m) { return (*m = malloc(sizeof(Module)))->context = current(), SUCCESS; }
 int cuModuleLoadData(Module **m, const void *image) {
     NEED_CONTEXT;
+    NO_CAPTURE;
     if (memcmp(image, "\177ELF", 4)) return INVALID_IMAGE;
     return refuse_cubin ? refuse_cubin : new_module(m);
 }

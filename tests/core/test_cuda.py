@@ -126,6 +126,21 @@ def test_another_context_comes_back_after_a_block(fake_cuda):
     fake_cuda.library.fakeForeignContext(0)
 
 
+def test_the_first_call_of_a_thread_breaks_no_capture_of_another(fake_cuda):
+    fake_cuda.library.fakeCapturedElsewhere(1)
+    with moon_diffusers.offload():
+        moon_diffusers.attention(*bhsd(1, 1, 1, 4, 4), layout="bhsd")
+    assert counters.snapshot().served == {LABEL: 1}
+    opened = device.open_real()
+    with pytest.raises(ZeroDivisionError), opened.current(), opened.current():
+        1 / 0  # noqa: B018
+    assert fake_cuda.library.fakeCaptureMode() == 0
+    fake_cuda.library.fakeForeignContext(1)
+    with opened.current():
+        assert fake_cuda.library.fakeCaptureMode() == 2
+    assert fake_cuda.library.fakeCaptureMode() == 0 and fake_cuda.library.fakeCurrent() == 9
+
+
 def test_ptx_is_compiled_where_the_cubin_is_refused(fake_cuda):
     fake_cuda.library.fakeRefuseCubin(209)
     opened = device.open_real()
