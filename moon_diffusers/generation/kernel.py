@@ -37,9 +37,16 @@ class Routing:
         return sum(self.served.values())
 
     @property
+    def expected(self) -> int:
+        """The calls without those that are left to torch because its own kernel is faster there."""
+        from moon_diffusers.routing import SLOWER
+
+        return self.calls - self.fallbacks.get(SLOWER, 0)
+
+    @property
     def share(self) -> float:
-        """Served calls / all calls; 0 when there was none."""
-        return self.num_served / self.calls if self.calls else 0.0
+        """Served calls / expected calls; 0 when there was none."""
+        return self.num_served / self.expected if self.expected else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-able dict."""

@@ -111,7 +111,7 @@ class _Pair:
             *attention_checks({n: (layer.kernel, layer.sdpa) for n, layer in self.layers.items()}, attention_factor),
             latent_check(error, floor, given or LATENT_FACTOR),
             finite_check(error),
-            share_check(self.routing.num_served, self.routing.calls, self.settings.minimum_share),
+            share_check(self.routing.num_served, self.routing.expected, self.settings.minimum_share),
         ]
         if baseline.initial_sha256:
             checks.append(initial_check(baseline.initial_sha256, run.initial_sha256))
