@@ -74,6 +74,12 @@ def test_the_environment_chooses_among_vendors(fake_cuda, fake_library, monkeypa
     assert isinstance(library.find_real(), cuda.Cuda)
     monkeypatch.setattr(library, "hip_candidates", lambda: iter([str(fake_library)]))
     assert isinstance(library.find_real(), Hip)
+    with monkeypatch.context() as patch:
+        patch.setattr(Hip, "device_count", lambda self: 0)
+        assert isinstance(library.find_real(), cuda.Cuda)
+        fake_cuda.library.fakeDevices(0)
+        assert isinstance(library.find_real(), Hip)
+        fake_cuda.library.fakeDevices(2)
     monkeypatch.setattr(library, "CUDA_SONAME", "libnocuda.so")
     monkeypatch.setattr(library, "hip_candidates", lambda: iter(["libnothing.so"]))
     with pytest.raises(LibraryError, match=r"no HIP library; tried: libnothing\.so; CUDA driver libnocuda\.so"):
