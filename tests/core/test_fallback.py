@@ -88,6 +88,24 @@ def test_big_shapes_never_use_the_math_backend(monkeypatch):
     assert seen[0] == (64, False) and len(seen) == 9 and all(rows == 8 for rows, _ in seen[1:])
 
 
+def test_what_torch_takes_on_a_gpu_is_aligned():
+    from moon_diffusers.fallback import _aligned
+
+    whole = torch.randn(2, 3, 5, 128).bfloat16()
+    for tensor in (
+        whole,
+        whole[:, :, 1:],
+        whole.expand(2, 3, 5, 128),
+        whole[:1, :1, :1].as_strided((1, 1, 1, 128), (3, 5, 7, 1)),
+    ):
+        assert _aligned(tensor) is tensor
+    shifted = torch.zeros(whole.numel() + 3, dtype=torch.bfloat16)[3:].view(whole.shape).copy_(whole)
+    spread = torch.zeros(2, 3, 5, 131, dtype=torch.bfloat16)[..., :128].copy_(whole)
+    for tensor in (shifted, spread):
+        copy = _aligned(tensor)
+        assert copy is not tensor and copy.is_contiguous() and copy.data_ptr() % 16 == 0 and torch.equal(copy, whole)
+
+
 def test_strict_raises_and_names_the_reason(monkeypatch):
     q, k, v = bhsd(1, 1, 1, 4, 4)
     with pytest.raises(StrictError, match="outside emulate"):

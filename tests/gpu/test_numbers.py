@@ -16,7 +16,8 @@ ROWS, KEYS = MACHINE.pick((500, 900), (100, 200))
 @pytest.mark.parametrize("scale", [0.3, 1e-3, 0.0, -0.1])
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
 def test_scales(scale: float, causal: bool) -> None:
-    check_call(*tensors(1, ROWS, KEYS, 2), scale, causal, softmax_scale=scale)
+    # A kernel may leave scales to torch that no model has.
+    check_call(*tensors(1, ROWS, KEYS, 2), scale, causal, softmax_scale=scale, strict=scale > 0)
 
 
 @pytest.mark.parametrize("kind", ["peaky", "outliers"])

@@ -84,6 +84,7 @@ template <typename Shape>
 MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 begin, i32 tiles, i32 skipped) {
     const f32 scale_log2 = a.softmax_scale * kLog2E;
     i32 tile = begin + tiles - 1;
+    const i32 settled = tile - kEarlyTiles;
     {
         const Note note = read_note(c.items.note());
         const i32 keys = note.work.keys - tile * kKeys;
@@ -122,7 +123,8 @@ MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 begin, i32
             }
         }
         exponentiate(r, scale_log2);
-        if (is_suspect<Shape>(r)) look_closer<Shape>(r, a, c.items.note(), tile, scale_log2);
+        const f32 doubt = tile > settled ? 1.0f : kLateDoubt;
+        if (is_suspect<Shape>(r, doubt)) look_closer<Shape>(r, a, c.items.note(), tile, scale_log2, doubt);
         mma_wait<0>(r.o);
         c.give_back(value_slot);
         accept(r);

@@ -14,8 +14,11 @@
 
 namespace moon {
 
-// A key that weighs more than this part of its row becomes the reference.
+// A key that weighs more than this part of its row becomes the reference, and a tile sum is suspect from as much as the
+// sum before on: both times `doubt`, which is 1 for the first tiles, where much dominates for a while, and 1/2 later.
 constexpr f32 kDominant = 0.25f;
+constexpr i32 kEarlyTiles = 8;
+constexpr f32 kLateDoubt = 0.5f;
 // Tile sums above this are not trusted: some of their exponents may be infinite, or have no reciprocal.
 constexpr f32 kLost = 0x1p100f;
 
@@ -106,9 +109,10 @@ MOON_DEVICE bool any_unset(Rows &r) {
 // Whether some row of the warp must look closer at its tile. False for NaN: that row is lost whatever is done.
 // Under a causal mask `set_references` comes before, so that a row without a sum has no key here either.
 template <typename Shape>
-MOON_DEVICE bool is_suspect(const Rows &r) {
-    if (Shape::causal) return any_lane(r.tile_sum[0] > r.sum[0] || r.tile_sum[1] > r.sum[1]);
-    return any_lane(r.tile_sum[0] >= r.sum[0] || r.tile_sum[1] >= r.sum[1]);
+MOON_DEVICE bool is_suspect(const Rows &r, f32 doubt) {
+    const f32 much[2] = {doubt * r.sum[0], doubt * r.sum[1]};
+    if (Shape::causal) return any_lane(r.tile_sum[0] > much[0] || r.tile_sum[1] > much[1]);
+    return any_lane(r.tile_sum[0] >= much[0] || r.tile_sum[1] >= much[1]);
 }
 
 // Takes the tile's sums in and rounds P.
@@ -163,7 +167,7 @@ MOON_DEVICE void compute_scores_again(Rows &r, const Sm90aArgs &a, u32 note_addr
 // New references where keys of this tile dominate; P, the tile's sums, the sums and O follow. A warp's own matter, so
 // no instruction of the warpgroup but the wait for its product in flight, which accumulates into O.
 template <typename Shape>
-MOON_DEVICE void look_closer(Rows &r, const Sm90aArgs &a, u32 note_address, i32 tile, f32 scale_log2) {
+MOON_DEVICE void look_closer(Rows &r, const Sm90aArgs &a, u32 note_address, i32 tile, f32 scale_log2, f32 doubt) {
     f32 sum[2], factor[2] = {1, 1}, largest[2];
     bool lost = false;
 #pragma unroll
@@ -196,7 +200,7 @@ MOON_DEVICE void look_closer(Rows &r, const Sm90aArgs &a, u32 note_address, i32 
         row_max(r, largest);
 #pragma unroll
         for (i32 i = 0; i < 2; i++) {
-            if (largest[i] > kDominant * sum[i]) {
+            if (largest[i] > doubt * kDominant * sum[i]) {
                 factor[i] = reciprocal(largest[i]);
                 r.reference[i] += log2(largest[i]);
             }
