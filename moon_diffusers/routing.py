@@ -67,7 +67,8 @@ class KernelSpec:
         scales: smallest and largest softmax_scale.
         grid: how workgroups are numbered, see `planning`.
         value_prepass, merge: names of the kernels that must run before and after it, empty for none.
-        least_keys: keys of an entry from which on it is better than the next kernel that fits.
+        least_keys, least_row_blocks: keys of an entry, and row blocks of all together, from which on it is better than the
+            next kernel that fits.
         slower: calls that it leaves to torch, which is faster there.
     """
 
@@ -95,6 +96,7 @@ class KernelSpec:
     value_prepass: str = ""
     merge: str = ""
     least_keys: int = 0
+    least_row_blocks: int = 0
     slower: tuple[Slower, ...] = ()
 
 
@@ -162,6 +164,10 @@ def needed_features(problem: Problem) -> frozenset[str]:
 def workgroups(problem: Problem, kernel: KernelSpec) -> int:
     """Workgroups of a forward kernel, all dimensions of its grid together."""
     return -(-problem.seqlen_q // kernel.rows) * problem.num_heads * problem.batch
+
+
+def _is_large_enough(problem: Problem, kernel: KernelSpec) -> bool:
+    return problem.seqlen_k >= kernel.least_keys and workgroups(problem, kernel) >= kernel.least_row_blocks
 
 
 def _reaches_rows(problem: Problem, kernel: KernelSpec) -> bool:
@@ -233,8 +239,8 @@ def route(problem: Problem, target: Target) -> Route | Fallback:
         aligned = [kernel for kernel in aligned if not any(rule.covers(problem, kernel) for rule in kernel.slower)]
         if not aligned:
             return Fallback(SLOWER, problem.shape_text())
-    # Kernels made for longer calls come last, so that they still serve where nothing else can.
-    aligned.sort(key=lambda kernel: problem.seqlen_k < kernel.least_keys)
+    # Kernels made for larger calls come last, so that they still serve where nothing else can.
+    aligned.sort(key=lambda kernel: not _is_large_enough(problem, kernel))
     by_name = {kernel.name: kernel for kernel in target.kernels}
     chosen: Route | None = None
     too_large = False

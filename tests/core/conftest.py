@@ -206,6 +206,7 @@ FAKE_VARIANT = {
     "merge": "moon_attention_sm90a_merge",
     "requires": [],
     "least_keys": 0,
+    "least_row_blocks": 0,
     "slower": [],
 }
 

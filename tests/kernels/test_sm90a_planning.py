@@ -61,14 +61,22 @@ def test_single_blocks_are_planned_alike() -> None:
     assert launches[1].grid == (48 * 3, 1, 1)
 
 
-def test_the_kernel_for_long_keys_serves_them_and_others_where_it_is_alone() -> None:
-    long = replace(KERNEL, name="long", least_keys=40_000)
-    both = Target("sm_90a", (long, KERNEL, MERGE))
-    for keys, name in ((40_000, "long"), (39_999, "attention")):
-        outcome = route(problem(seqlen_k=keys), both)
+@pytest.mark.parametrize(
+    ("limit", "large", "small"),
+    [
+        ({"least_keys": 40_000}, {"seqlen_k": 40_000}, {"seqlen_k": 39_999}),
+        ({"least_row_blocks": 24}, {"seqlen_q": 385}, {"seqlen_q": 384}),
+    ],
+)
+def test_the_kernel_for_large_calls_serves_them_and_others_where_it_is_alone(
+    limit: dict[str, int], large: dict[str, int], small: dict[str, int]
+) -> None:
+    big = replace(KERNEL, name="big", **limit)  # type: ignore[arg-type]
+    for call, name in ((large, "big"), (small, "attention")):
+        outcome = route(problem(**call), Target("sm_90a", (big, KERNEL, MERGE)))
         assert isinstance(outcome, Route) and outcome.forward.name == name
-    outcome = route(problem(seqlen_k=1), Target("sm_90a", (long, MERGE)))
-    assert isinstance(outcome, Route) and outcome.forward.name == "long"
+    outcome = route(problem(**small), Target("sm_90a", (big, MERGE)))
+    assert isinstance(outcome, Route) and outcome.forward.name == "big"
 
 
 def test_a_small_grid_has_no_idle_clusters() -> None:
