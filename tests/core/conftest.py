@@ -145,15 +145,22 @@ def fake(fake_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 PTX = b".version 8.0\n.target sm_90a\n"
 
 
-def write_cuda_manifest(folder: Path, **variant: Any) -> dict[str, Any]:
-    """A manifest of fake Hopper kernels, as `csrc/build/targets.py` declares the real ones; `variant` changes the forward's."""
+def write_cuda_manifest(folder: Path, every: bool = False, **variant: Any) -> dict[str, Any]:
+    """A manifest of fake Hopper kernels.
+
+    Args:
+        every: all kernels, just as `csrc/build/targets.py` declares the real ones; else one forward kernel that does all
+            that any of them does, and its merge.
+        variant: changes to the forward kernels' variants.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     known = layouts.read_layouts(ROOT / "csrc" / "kernels" / "common")
     declared = {kernel.name: kernel for target in targets.sm90a() for kernel in target.kernels}
     code_objects = []
     for name, kernel in declared.items():
-        if name not in ("moon_attention_sm90a", "moon_attention_sm90a_merge"):
+        if not every and name not in ("moon_attention_sm90a", "moon_attention_sm90a_merge"):
             continue
+        general = {} if every else FAKE_VARIANT
         files = {f"{name}.cubin": b"\x7fELF " + name.encode(), f"{name}.ptx": PTX + name.encode()}
         hashes = {}
         for file, content in files.items():
@@ -162,11 +169,11 @@ def write_cuda_manifest(folder: Path, **variant: Any) -> dict[str, Any]:
         entry = {
             "name": name,
             "role": kernel.role,
-            "variant": {**kernel.variant, **FAKE_VARIANT, **variant} if kernel.role == "forward" else {},
+            "variant": {**kernel.variant, **general, **variant} if kernel.role == "forward" else {},
             "kernarg_layout": "sm90a",
             "kernarg_size": known["sm90a"]["size"],
             "block": [512 if kernel.role == "forward" else 128, 1, 1],
-            "cluster": 2 if kernel.role == "forward" else 1,
+            "cluster": kernel.variant.get("cluster", 1),
             "lds_bytes": 0,
             "vgpr_count": 128,
         }
@@ -238,3 +245,10 @@ def fake_cuda(fake_cuda_library: Path, tmp_path: Path, monkeypatch: pytest.Monke
     control = FakeCuda(fake_cuda_library, folder)
     yield control
     control.reset()
+
+
+@pytest.fixture
+def fake_hopper(fake_cuda: FakeCuda) -> FakeCuda:
+    """The same with all kernels that are built for Hopper, as they are routed."""
+    write_cuda_manifest(fake_cuda.folder, every=True, slower=[])
+    return fake_cuda

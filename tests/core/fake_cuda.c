@@ -12,7 +12,7 @@ enum { SUCCESS, INVALID_VALUE, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEV
        NO_BINARY = 209, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500,
        CAPTURE_UNSUPPORTED = 900 };
 #define DEVICES 2
-#define ROWS 384
+#define ROWS rows_of_a_block
 #define MAGIC 0x4d4f4f4eu
 
 typedef struct { int device; } Context;
@@ -28,6 +28,8 @@ static int retained[DEVICES];
 static Context other_context = {1};
 static __thread Context *stack[8];
 static __thread int depth, capture_mode;
+// 192 rows a block of a cluster; set by each launch.
+static __thread int rows_of_a_block;
 static int captured;
 
 void fakeCapturedElsewhere(int on) { captured = on; }
@@ -166,8 +168,8 @@ typedef struct {
 } __attribute__((aligned(64))) Args;
 _Static_assert(sizeof(Args) == 576, "the layout of sm90a_args.def");
 
-// One part of a row block: 384 rows of O, then their sums, then their references; in as much room as the kernel's take.
-enum { PART = 6 * 34816 / 4 };
+// One part of a row block: its rows of O, then their sums, then their references; in as much room as the kernel's take.
+#define PART (ROWS / 64 * 34816 / 4)
 
 static float value(uint16_t word) {
     uint32_t bits = (uint32_t)word << 16;
@@ -258,10 +260,11 @@ int cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned 
     __atomic_add_fetch(&attempts, 1, __ATOMIC_SEQ_CST);
     NEED_CONTEXT;
     if (f->context != current()) return INVALID_HANDLE;
-    int merging = strstr(f->name, "merge") != 0;
+    int merging = strstr(f->name, "merge") != 0, cluster = strstr(f->name, "solo") ? 1 : 2;
+    rows_of_a_block = 192 * cluster;
     if (!f->ready || !params || extra || gy != 1 || gz != 1 || !gx || by != 1 || bz != 1 || mode == REFUSE) return INVALID_VALUE;
     if (bx != (merging ? 128 : 512) || shared > (f->dynamic > 49152 ? f->dynamic : 49152)) return INVALID_VALUE;
-    if (!merging && (gx % 2 || shared != 214528)) return INVALID_VALUE;
+    if (!merging && (gx % cluster || shared != f->dynamic)) return INVALID_VALUE;
     Args a;
     memcpy(&a, params[0], sizeof a);
     int per_head = (a.sq + ROWS - 1) / ROWS, blocks = per_head * a.heads * a.batch, split = blocks - a.first_split;
@@ -270,7 +273,8 @@ int cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned 
         if (maps[i]->magic != MAGIC || maps[i]->dims[0] != 128 || maps[i]->box[0] != 64 || maps[i]->box[1] != (i ? 80 : 64)) return INVALID_VALUE;
     if (a.q_map.address != a.q || a.k_map.address != a.k) return INVALID_VALUE;
     if ((a.splits > 1) != (a.workspace != 0) || a.splits < 1 || split < 0 || (a.splits == 1 && split)) return INVALID_VALUE;
-    if (merging && gx != (unsigned)split * 6) return INVALID_VALUE;
+    if (merging && gx != (unsigned)(split * ROWS / 64)) return INVALID_VALUE;
+    if (strstr(f->name, "causal") && !a.causal) return INVALID_VALUE;
     last_stream = (int64_t)stream, last_grid = gx, last_shared = shared, last_device = current()->device;
     __atomic_add_fetch(&launches, 1, __ATOMIC_SEQ_CST);
     if (mode == NOTHING) return SUCCESS;
@@ -279,9 +283,10 @@ int cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned 
         return SUCCESS;
     }
     int work = a.first_split + split * a.splits;
-    if ((int)gx / 2 > work) return INVALID_VALUE;
-    for (unsigned cluster = 0; cluster < gx / 2; cluster++)
-        for (int item = cluster; item < work; item += gx / 2) {
+    int running = gx / cluster;
+    if (running > work) return INVALID_VALUE;
+    for (int first = 0; first < running; first++)
+        for (int item = first; item < work; item += running) {
             int part = item - a.first_split;
             if (part < 0) forward(&a, item, 0, 1, 0);
             else forward(&a, a.first_split + part / a.splits, part % a.splits, a.splits, (float *)a.workspace + (size_t)part * PART);

@@ -514,6 +514,34 @@ def test_first_use_inside_a_graph_capture_waits_and_later_uses_load_nothing(fake
     assert split.prepared.workspace_bytes
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rows, keys", [(1, 1), (77, 100), (400, 2000), (5, 40_001)])
+def test_every_kernel_is_routed_and_planned(fake_hopper, causal, rows, keys):
+    q, k, v = bhsd(1, 2, 1, rows, keys)
+    expected, expected_lse = reference(q, k, v, allowed=visible(1, rows, keys, causal, None) if causal else None)
+    with moon_diffusers.offload():
+        out, lse = moon_diffusers.attention(q, k, v, layout="bhsd", causal=causal, return_lse=True)
+    assert relative(out, expected) < 3e-3
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-4, rtol=1e-5)
+    least = next(kernel.least_keys for kernel in device.open_real().kernels if kernel.name == "moon_attention_sm90a")
+    name = "moon_attention_sm90a" + ("" if keys >= least else "_solo") + ("_causal" if causal else "")
+    assert counters.snapshot().kernels == {name: 1}
+
+
+def test_every_kernel_has_a_selftest(fake_hopper):
+    opened = device.open_real()
+    by_name = {kernel.name: kernel for kernel in opened.kernels}
+    forwards = [kernel for kernel in opened.kernels if kernel.role == "forward"]
+    assert len(forwards) == 4
+    for kernel in forwards:
+        assert selftest.run(opened, Route(kernel, merge=by_name[kernel.merge])).passed
+    verdicts = doctor.describe_machine(run_selftests=True).libraries[1].devices[1].kernels
+    assert [verdict.runs for verdict in verdicts] == [True] * 4
+    fake_hopper.mode(WRONG)
+    for kernel in forwards:
+        assert not selftest.run(opened, Route(kernel, merge=by_name[kernel.merge])).passed
+
+
 # --- where torch is faster -------------------------------------------------------------------------------------------
 
 
