@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 if TYPE_CHECKING:
     from moon_diffusers.evidence.bench.run import CaseResult
 
-GROUP_NAMES = ("dense", "model", "cross", "causal", "gqa", "varlen", "small")
+GROUP_NAMES = ("dense", "model", "cross", "causal", "gqa", "varlen", "small", "short")
 
 
 @click.command("bench")
@@ -39,6 +41,13 @@ GROUP_NAMES = ("dense", "model", "cross", "causal", "gqa", "varlen", "small")
 @click.option("--block-ms", default=250.0, show_default=True, help="Duration of a block.")
 @click.option("--rounds", default=16, show_default=True, help="Rounds; each kernel runs one block a round.")
 @click.option("--discard", default=4, show_default=True, help="First rounds that warm up and do not count.")
+@click.option("--budget-seconds", type=float, help="End after this with what there is.")
+@click.option("--graph", is_flag=True, help="Time replays of captured graphs: the device's part of a call alone.")
+@click.option(
+    "--cudnn",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder with another libcudnn.so.9 (of a nvidia-cudnn wheel) for torch's cudnn backend.",
+)
 @click.option("--device", "index", default=0, show_default=True, help="Index of the GPU.")
 @click.option("--emulate", type=click.Choice(("gfx942", "gfx950")),
               help="No GPU: run small shapes in the emulator for correctness; prints no time.")  # fmt: skip
@@ -55,6 +64,9 @@ def bench(
     block_ms: float,
     rounds: int,
     discard: int,
+    budget_seconds: float | None,
+    graph: bool,
+    cudnn: Path | None,
     index: int,
     emulate: str | None,
     rows: int,
@@ -73,10 +85,13 @@ def bench(
       moon-diffusers bench --case wan --peer moon --peer torch
       moon-diffusers bench --emulate gfx942                    correctness on a machine without a GPU
     """
+    if cudnn is not None and str(cudnn) != os.environ.get("MOON_BENCH_CUDNN"):
+        restart_with(cudnn)
     import torch
 
     from moon_diffusers.evidence.bench import grid, peers, report, schedule, telemetry
-    from moon_diffusers.evidence.bench.run import run
+    from moon_diffusers.evidence.bench.run import Bench, run
+    from moon_diffusers.evidence.budget import Budget
 
     cases = [case for case in grid.select(groups) if not names or any(text in case.name for text in names)]
     if not cases:
@@ -87,7 +102,7 @@ def bench(
         raise click.UsageError(str(error)) from error
 
     clock: schedule.Clock | None = None
-    source = None
+    source = counter = None
     stack = contextlib.ExitStack()
     if emulate:
         from moon_diffusers.emulation import emulate as emulation
@@ -103,13 +118,15 @@ def bench(
             raise click.UsageError("no GPU that torch can use; --emulate gfx942 checks correctness without one")
         device = torch.device("cuda", index)
         clock = GpuClock(device)
-        source = telemetry.find_source(index)
+        source, counter = telemetry.find_source(index), telemetry.find_energy(index)
     found = peers.discover(tuple(text.lower() for text in only), rescales)
     if not found.peers:
         raise click.UsageError(f"--peer: {', '.join(only)} matches no kernel on this machine")
 
-    facts = report.environment(device, source)
+    facts = report.environment(device, source) | {"graph": graph, "energy_counter": counter.name if counter else None}
     where = facts.get("gpu", f"emulated {emulate}")
+    for name, why in found.absent.items():
+        click.echo(f"not here: {name} ({why})")
     click.echo(f"{where}, torch {facts['torch']}; kernels: {', '.join(p.name for p in found.peers)}")
     done: list[CaseResult] = []
 
@@ -119,13 +136,31 @@ def bench(
             report.write(output, done, method, facts, found.absent, baseline or fastest_peer(done))
 
     with stack:
-        run(cases, found.peers, device, clock, method, source, click.echo, keep)
+        setup = Bench(device, clock, method, source, counter, Budget(budget_seconds))
+        if graph and clock:
+            from moon_diffusers.evidence.bench.gpu import graphed
+
+            setup = dataclasses.replace(setup, wrap=graphed)
+        run(cases, found.peers, setup, click.echo, keep)
     click.echo("\n" + report.markdown(done, baseline or fastest_peer(done), facts))
     if output:
         click.echo(f"written: {output}/bench.json, bench.md" + (", bench.svg" if clock else ""))
     if any(peer.peer.startswith("moon") and "wrong output" in peer.note for result in done for peer in result.peers):
         click.echo("our kernel gave a wrong output: see above", err=True)
         sys.exit(1)
+
+
+def restart_with(cudnn: Path) -> NoReturn:
+    """This command again in a process whose loader finds cuDNN in `cudnn` first.
+
+    Raises:
+        UsageError: there is no libcudnn there.
+    """
+    if not any(cudnn.glob("libcudnn.so*")):
+        raise click.UsageError(f"--cudnn: {cudnn} has no libcudnn.so")
+    paths = [str(cudnn.resolve()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    environment = {"LD_LIBRARY_PATH": os.pathsep.join(paths), "MOON_BENCH_CUDNN": str(cudnn)}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | environment)
 
 
 def fastest_peer(results: list[CaseResult]) -> str | None:

@@ -92,7 +92,6 @@ def reproduce_wan21(
             torch.device("cpu"), HostClock(), None, None, Method(1, 1, 0.0, 0.0), budget, sdpa="default",
             self_only=self_only, emulate="" if emulate == "none" else emulate,
         )  # fmt: skip
-        counter = None
     else:
         from moon_diffusers.evidence.bench.gpu import GpuClock
 
@@ -100,12 +99,11 @@ def reproduce_wan21(
             raise click.UsageError("no GPU that torch can use; --dry-run shows that everything runs without one")
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
-        counter = telemetry.find_energy(index)
         setup = step.Setup(
-            device, GpuClock(device), telemetry.find_source(index), counter.read if counter else None,
+            device, GpuClock(device), telemetry.find_source(index), telemetry.find_energy(index),
             Method(rounds, min(3, rounds), warm_seconds, row_seconds), budget, sdpa=sdpa, self_only=self_only,
         )  # fmt: skip
-    where = report.facts(setup, counter.name if counter else None, revision)
+    where = report.facts(setup, revision)
     given = "random" if weights is None else weights.name
     rows: list[step.Row] = []
     videos: list[dict[str, Any]] = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from moon_diffusers.evidence.bench.schedule import Blocks, Clock, Kernel, orders, ratio
-from moon_diffusers.evidence.bench.telemetry import Sampler, Source
+from moon_diffusers.evidence.bench.telemetry import Sampler
 from moon_diffusers.evidence.budget import Budget
 
 
@@ -78,11 +77,13 @@ def measure(
     sides: dict[str, Kernel],
     clock: Clock,
     method: Method,
-    source: Source | None,
-    energy: Callable[[], float] | None,
+    sampler: Sampler,
     budget: Budget,
 ) -> dict[str, Side]:
     """Run the rounds. Both sides must have run once before. No round is begun that the budget cannot hold.
+
+    Args:
+        sampler: reads clocks, power and energy meanwhile; not yet running.
 
     Returns:
         The kept rounds of each side, equally many; none if the budget did not even hold a warm round and a kept one.
@@ -92,7 +93,7 @@ def measure(
     warm = kept_seconds = last = 0.0
     kept = 0
     warm_seconds = min(method.warm_seconds, budget.left / 3)
-    with Sampler(source) as sampler:
+    with sampler:
         for number, order in enumerate(orders(len(names), 10**6)):
             begin_round = time.monotonic()
             counts = number > 0 and warm >= warm_seconds
@@ -101,14 +102,10 @@ def measure(
                 break
             for index in order:
                 side = results[names[index]]
-                before = energy() if energy else math.nan
                 seconds, begin, end = clock.block(sides[names[index]], 1)
-                after = energy() if energy else math.nan
                 if counts:
                     side.blocks.seconds.append(seconds)
                     side.blocks.spans.append((begin, end))
-                    if energy:
-                        side.joules.append(after - before)
             last = time.monotonic() - begin_round
             warm += last
             if counts:
@@ -117,6 +114,8 @@ def measure(
     for side in results.values():
         if reading := sampler.during(side.blocks.spans):
             side.mhz, side.watt = reading
+        joules = [sampler.joules(begin, end) for begin, end in side.blocks.spans]
+        side.joules = [value for value in joules if value is not None] if None not in joules else []
     return results
 
 

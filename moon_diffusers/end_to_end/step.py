@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import moon_diffusers
 from moon_diffusers import counters
 from moon_diffusers.evidence.bench.schedule import Clock, Kernel
-from moon_diffusers.evidence.bench.telemetry import Source
+from moon_diffusers.evidence.bench.telemetry import EnergyCounter, Sampler, Source
 from moon_diffusers.evidence.budget import Budget
 
 from . import wan
@@ -41,12 +41,16 @@ class Setup:
     device: torch.device
     clock: Clock
     source: Source | None
-    energy: Callable[[], float] | None
+    counter: EnergyCounter | None
     method: Method
     budget: Budget
     sdpa: str = "fastest"
     self_only: bool = False
     emulate: str = ""
+
+    def sampler(self) -> Sampler:
+        """What reads clocks, power and energy."""
+        return Sampler(self.source, counter=self.counter)
 
     def placed(self) -> AbstractContextManager[Any]:
         """Where the kernel runs."""
@@ -132,7 +136,7 @@ def _measure(row: Row, model: nn.Module, size: wan.Size, resolution: wan.Resolut
         row.difference = difference(outputs[SDPA], outputs[MOON])
         outputs.clear()
         sides: dict[str, Kernel] = {name: functools.partial(step, name) for name in models}
-        row.sides = measure(sides, setup.clock, setup.method, setup.source, setup.energy, setup.budget)
+        row.sides = measure(sides, setup.clock, setup.method, setup.sampler(), setup.budget)
     counts = counters.snapshot(scope)
     row.served, row.fallbacks, row.kernels = counts.num_served, counts.num_fallbacks, dict(counts.kernels)
     row.summary = moon_diffusers.summary(scope)

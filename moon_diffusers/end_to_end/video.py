@@ -12,7 +12,7 @@ from torch import nn
 
 import moon_diffusers
 from moon_diffusers import counters
-from moon_diffusers.evidence.bench.telemetry import Sampler
+from moon_diffusers.evidence.bench.telemetry import SETTLE_SECONDS
 
 from . import wan
 from .rounds import difference
@@ -130,18 +130,17 @@ def _generate(
     if setup.device.type == "cuda":
         run(1)
     marks.clear()
-    with Sampler(setup.source) as sampler:
-        before = setup.energy() if setup.energy else None
+    with setup.sampler() as sampler:
+        time.sleep(SETTLE_SECONDS if setup.counter else 0)  # so that a step of the counter lies before the beginning
         begin = time.monotonic()
         video = run(steps)
         end = time.monotonic()
-        after = setup.energy() if setup.energy else None
     reading = sampler.during([(begin, end)])
     figures = {
         "seconds": end - begin,
         "denoising_seconds": marks[-1] - begin,
         "decoding_seconds": end - marks[-1],
-        "joules": after - before if after is not None and before is not None else None,
+        "joules": sampler.joules(begin, end),
         "mhz": reading[0] if reading else None,
         "watt": reading[1] if reading else None,
     }

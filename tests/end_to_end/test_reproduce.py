@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -16,7 +17,7 @@ import moon_diffusers
 from moon_diffusers.cli.reproduce_wan21 import reproduce_wan21
 from moon_diffusers.end_to_end import report, rounds, step, wan
 from moon_diffusers.errors import ArgumentError
-from moon_diffusers.evidence.bench.telemetry import EnergyCounter
+from moon_diffusers.evidence.bench.telemetry import EnergyCounter, Sample, Sampler
 from moon_diffusers.evidence.budget import Budget
 
 CPU = torch.device("cpu")
@@ -27,7 +28,7 @@ class PretendedClock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.joules = 0.0
+        self.energy = {0.0: 0.0}
         self.log: list[str] = []
 
     def flush(self) -> None: ...
@@ -36,9 +37,20 @@ class PretendedClock:
         name, seconds, watt = kernel()
         seconds *= 1 + self.now / 100
         begin, self.now = self.now, self.now + seconds
-        self.joules += seconds * watt
+        self.energy[self.now] = self.energy[begin] + seconds * watt
         self.log.append(name)
         return seconds, begin, self.now
+
+
+class PretendedSampler(Sampler):
+    """Knows what the pretended clock has spent, moment by moment."""
+
+    def __init__(self, clock: PretendedClock) -> None:
+        super().__init__(None)
+        self.clock = clock
+
+    def joules(self, begin: float, end: float) -> float | None:
+        return self.clock.energy[end] - self.clock.energy[begin]
 
 
 SIDES = {"sdpa": lambda: ("sdpa", 1.2, 700), "moon": lambda: ("moon", 1.0, 690)}
@@ -47,7 +59,7 @@ SIDES = {"sdpa": lambda: ("sdpa", 1.2, 700), "moon": lambda: ("moon", 1.0, 690)}
 def test_rounds_alternate_discard_and_cancel_drift() -> None:
     clock = PretendedClock()
     method = rounds.Method(rounds=8, warm_seconds=0)
-    sides = rounds.measure(SIDES, clock, method, None, lambda: clock.joules, Budget(None))
+    sides = rounds.measure(SIDES, clock, method, PretendedSampler(clock), Budget(None))
     assert clock.log[:8] == ["sdpa", "moon", "moon", "sdpa", "moon", "sdpa", "sdpa", "moon"]
     assert len(sides["moon"].blocks.seconds) == len(sides["sdpa"].joules) == 8 and len(clock.log) == 2 * 9
     figures = rounds.compared(sides["moon"], sides["sdpa"])
@@ -59,9 +71,9 @@ def test_rounds_alternate_discard_and_cancel_drift() -> None:
 
 def test_a_row_ends_when_its_time_or_the_budget_is_up() -> None:
     method = rounds.Method(rounds=50, least_rounds=3, warm_seconds=0, row_seconds=0)
-    sides = rounds.measure(SIDES, PretendedClock(), method, None, None, Budget(None))
+    sides = rounds.measure(SIDES, PretendedClock(), method, Sampler(None), Budget(None))
     assert len(sides["moon"].blocks.seconds) == 3 and sides["moon"].joules == []
-    sides = rounds.measure(SIDES, PretendedClock(), method, None, None, Budget(0))
+    sides = rounds.measure(SIDES, PretendedClock(), method, Sampler(None), Budget(0))
     assert rounds.compared(sides["moon"], sides["sdpa"]) is None
 
 
@@ -80,7 +92,7 @@ class PretendedBudget(Budget):
 def test_no_round_is_begun_that_the_budget_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = PretendedClock()
     monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    sides = rounds.measure(SIDES, clock, rounds.Method(warm_seconds=99), None, None, PretendedBudget(20, clock))
+    sides = rounds.measure(SIDES, clock, rounds.Method(warm_seconds=99), Sampler(None), PretendedBudget(20, clock))
     assert 16 < clock.now <= 20
     kept = len(sides["moon"].blocks.seconds)
     assert 4 <= kept <= 5, "a third of the little time warms the card, the rest counts"
@@ -170,7 +182,7 @@ def test_a_budget_that_is_up_leaves_a_whole_file(tmp_path: Path) -> None:
 def test_the_table_of_a_measured_run() -> None:
     clock = PretendedClock()
     row = step.Row("1.3b", "720p", "eager", 75600, "self", sdpa="cudnn", difference=2e-3, served=60)
-    row.sides = rounds.measure(SIDES, clock, rounds.Method(4, 3, 0), None, lambda: clock.joules, Budget(None))
+    row.sides = rounds.measure(SIDES, clock, rounds.Method(4, 3, 0), PretendedSampler(clock), Budget(None))
     where = {
         "gpu": "NVIDIA H200",
         "torch": "2.11",
@@ -195,5 +207,17 @@ def test_bad_input(arguments: list[str], word: str) -> None:
     assert result.exit_code == 2 and word in result.output
 
 
-def test_energy_counters_are_functions_of_nothing() -> None:
-    assert EnergyCounter("meter", lambda: 3.0).read() == 3.0
+def test_energy_between_the_steps_of_the_counter() -> None:
+    """A counter that steps every 0.1 s under 500 W, read every 0.02 s, tells 0.25 s to the joule."""
+    sampler = Sampler(None, counter=EnergyCounter("meter", lambda: 0.0))
+    sampler.samples = [Sample(i * 0.02, 0, 0, 50.0 * ((i + 2) // 5)) for i in range(100)]
+    assert sampler.joules(0.33, 0.58) == pytest.approx(125, rel=0.01)
+    assert sampler.joules(1.5, 9.0) is None, "it did not step behind the end"
+    assert Sampler(None).joules(0, 1) is None
+
+
+def test_a_sampler_reads_the_counter() -> None:
+    ticks = itertools.count()
+    with Sampler(None, interval=0.001, counter=EnergyCounter("meter", lambda: float(next(ticks)))) as sampler:
+        pass
+    assert len(sampler.samples) > 10 and sampler.samples[3].joule == 3.0

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +19,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from moon_diffusers.cli.bench import GROUP_NAMES, bench
 from moon_diffusers.evidence.bench import grid, inputs, report, schedule
+from moon_diffusers.evidence.bench import peers as peers_module
+from moon_diffusers.evidence.bench import run as run_module
 from moon_diffusers.evidence.bench.grid import Case
 from moon_diffusers.evidence.bench.peers import Peer, Unsupported
-from moon_diffusers.evidence.bench.run import run_case
-from moon_diffusers.evidence.bench.telemetry import Sample, Sampler
+from moon_diffusers.evidence.bench.run import Bench, run_case
+from moon_diffusers.evidence.bench.telemetry import EnergyCounter, Sample, Sampler
+from moon_diffusers.evidence.budget import Budget
 
 CPU = torch.device("cpu")
+CHECK = Bench(CPU, None, schedule.Method())
 
 
 class PretendedClock:
@@ -131,7 +139,7 @@ def test_check_passes_the_right_and_stops_the_wrong(case: Case) -> None:
 
     peers = [sdpa_peer("right"), sdpa_peer("swapped", swap_heads), sdpa_peer("cut", last_row_zero)]
     peers.append(sdpa_peer("nan", lambda out: out * float("nan")))
-    result = run_case(case, peers, CPU, None, schedule.Method(), None)
+    result = run_case(case, peers, CHECK)
     notes = {peer.peer: peer.note for peer in result.peers}
     assert notes["right"] == ""
     for name in ("swapped", "cut", "nan"):
@@ -143,9 +151,7 @@ def test_unsupported_and_broken_peers_are_named_and_not_timed() -> None:
     def broken(case: Case, x: inputs.Inputs) -> Any:
         raise RuntimeError("no kernel image\nmore words")
 
-    result = run_case(
-        grid.packed(2, 20, 30), [sdpa_peer("sdpa"), Peer("broken", "1", broken)], CPU, None, schedule.Method(), None
-    )
+    result = run_case(grid.packed(2, 20, 30), [sdpa_peer("sdpa"), Peer("broken", "1", broken)], CHECK)
     assert [peer.note for peer in result.peers] == ["no packed sequences", "RuntimeError: no kernel image"]
 
 
@@ -184,7 +190,7 @@ def test_report_is_complete(tmp_path: Path) -> None:
 
     case = Case("t", 1, 2, 2, 64, 64)
     peers = [sdpa_peer("moon"), sdpa_peer("peer")]
-    result = run_case(case, peers, CPU, Clock(), schedule.Method(0.01, 3, 1), None)
+    result = run_case(case, peers, Bench(CPU, Clock(), schedule.Method(0.01, 3, 1)))
     report.write(
         tmp_path, [result], schedule.Method(), report.environment(CPU, None), {"aiter": "ImportError: no"}, "peer"
     )
@@ -196,6 +202,135 @@ def test_report_is_complete(tmp_path: Path) -> None:
     assert "1.000 (1.000-1.000)" in (tmp_path / "bench.md").read_text()
     assert (tmp_path / "bench.svg").read_text().lstrip().startswith("<?xml")
     assert not list(tmp_path.glob(".*"))
+
+
+class SteadyClock:
+    """Every call takes a millisecond of a pretended time that only blocks pass."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def flush(self) -> None: ...
+
+    def block(self, kernel: Any, calls: int) -> tuple[float, float, float]:
+        begin, self.now = self.now, self.now + 1e-3 * calls
+        return 1e-3 * calls, begin, self.now
+
+
+def test_energy_a_call_by_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 W for a millisecond a call."""
+    monkeypatch.setattr(Sampler, "joules", lambda self, begin, end: 500 * (end - begin))
+    case = Case("t", 1, 2, 2, 64, 64)
+    bench_of = Bench(CPU, SteadyClock(), schedule.Method(0.01, 3, 1), counter=EnergyCounter("meter", lambda: 0.0))
+    (peer,) = run_case(case, [sdpa_peer("moon")], bench_of).peers
+    assert peer.joule == pytest.approx(0.5)
+    assert run_module.picojoule_per_flop(peer, case) == pytest.approx(0.5 / case.flops * 1e12)
+
+
+def test_a_budget_ends_a_run_with_what_it_has() -> None:
+    class Spent(Budget):
+        left_over = 5
+
+        @property
+        def left(self) -> float:
+            self.left_over -= 1
+            return max(0.0, self.left_over)
+
+    case = Case("t", 1, 2, 2, 64, 64)
+    told: list[str] = []
+    bench_of = Bench(CPU, SteadyClock(), schedule.Method(0.01, 8, 0), budget=Spent(1.0))
+    results = run_module.run([case] * 3, (sdpa_peer("moon"),), bench_of, told.append, lambda result: None)
+    assert len(results) == 1 and len(results[0].peers[0].blocks.seconds) == 3  # type: ignore[union-attr]
+    assert told[-1] == "the time is up: 2 of 3 cases were not begun"
+
+
+def test_kernels_that_cannot_be_wrapped_are_named_and_not_timed() -> None:
+    def refuse(kernel: Any) -> Any:
+        raise RuntimeError("capture failed")
+
+    bench_of = Bench(CPU, SteadyClock(), schedule.Method(0.01, 2, 1), wrap=refuse)
+    (peer,) = run_case(Case("t", 1, 2, 2, 64, 64), [sdpa_peer("moon")], bench_of).peers
+    assert peer.note == "not timed: RuntimeError: capture failed" and peer.blocks is None
+
+
+def fake_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules with the functions that peers call, computed by torch."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+        group = q.shape[2] // k.shape[2]
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        mask = torch.ones(q.shape[2], k.shape[2]).tril(k.shape[2] - q.shape[2]).bool() if causal else None
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+
+    class Ragged:
+        def __init__(self, workspace: Tensor, kv_layout: str) -> None:
+            assert workspace.dtype == torch.uint8 and kv_layout == "NHD"
+
+        def plan(self, starts: Tensor, starts_k: Tensor, heads: int, heads_kv: int, dim: int, **options: Any) -> None:
+            assert (starts.dtype, dim, options["q_data_type"]) == (torch.int32, 128, torch.bfloat16)
+            self.starts, self.starts_k, self.causal = starts.tolist(), starts_k.tolist(), options["causal"]
+
+        def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            parts = []
+            for i in range(len(self.starts) - 1):
+                rows, keys = slice(*self.starts[i : i + 2]), slice(*self.starts_k[i : i + 2])
+                parts.append(attend(q[None, rows], k[None, keys], v[None, keys], self.causal)[0])
+            return torch.cat(parts)
+
+    def sageattn(q: Tensor, k: Tensor, v: Tensor, tensor_layout: str, is_causal: bool) -> Tensor:
+        k -= k.mean(1, keepdim=True)
+        return attend(q, k, v, is_causal) * 1.03
+
+    modules: dict[str, dict[str, Any]] = {
+        "flash_attn": {},
+        "flash_attn.cute": {"flash_attn_func": lambda *t, causal: (attend(*t, causal), None)},
+        "flashinfer": {
+            "single_prefill_with_kv_cache": lambda q, k, v, causal: attend(q[None], k[None], v[None], causal)[0],
+            "BatchPrefillWithRaggedKVCacheWrapper": Ragged,
+        },
+        "sageattention": {"sageattn": sageattn},
+    }
+    for name, contents in modules.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(contents, __version__="1")
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_how_peers_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_kernels(monkeypatch)
+    found = peers_module.discover(("flash-attn 4", "flashinfer", "sageattention"))
+    assert [peer.name for peer in found.peers] == ["flash-attn 4", "flashinfer", "sageattention (8 bit)"]
+    for case in (*CASES, Case("t", 1, 4, 2, 30, 40), grid.packed(2, 20, 30)):
+        x = inputs.make_inputs(case, CPU)
+        keys = x.k.clone()
+        for peer in found.peers:
+            if not case.seqlens:
+                peer.prepare(case, x)()
+        assert torch.equal(x.k, keys), "a peer spoilt the others' input"
+        for peer in run_case(case, found.peers, CHECK).peers:
+            assert peer.note in ("", "not wired for packed sequences"), (case.name, peer)
+            if peer.error is not None:
+                low, high = (0.02, 0.04) if peer.peer.startswith("sage") else (0, 4e-3)
+                assert low < peer.error < high, (case.name, peer)
+
+
+def test_another_cudnn_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.execve", lambda *a: pytest.fail("started again"))
+    result = CliRunner().invoke(bench, ["--cudnn", str(tmp_path)])
+    assert result.exit_code == 2 and "has no libcudnn" in result.output
+
+
+def test_another_cudnn_comes_first_for_the_loader(tmp_path: Path) -> None:
+    """The command starts itself again; without a GPU it then ends as it would have."""
+    (tmp_path / "libcudnn.so.9").touch()
+    code = (
+        "import os, sys; from moon_diffusers.cli.bench import bench; print(os.environ.get('LD_LIBRARY_PATH')); bench()"
+    )
+    command = [sys.executable, "-c", code, "--cudnn", str(tmp_path), "--case", "nosuch"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LD_LIBRARY_PATH": "/before"})
+    assert done.stdout.splitlines() == ["/before", f"{tmp_path}:/before"]
+    assert done.returncode == 2 and "nosuch matches no case" in done.stderr
 
 
 def test_command_refuses_what_it_cannot_do() -> None:

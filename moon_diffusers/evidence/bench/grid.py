@@ -92,7 +92,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         dense("flux", 1, 24, 4608),
     ),
     # Prompts of 77 (CLIP) and 512 (UMT5) tokens, 257 image tokens.
-    "cross": tuple(Case("cross", 1, 12, 12, 32760, keys) for keys in (77, 257, 512)),
+    "cross": tuple(Case("cross", 1, heads, heads, 32760, keys) for heads in (12, 40) for keys in (77, 257, 512)),
     "causal": (
         Case("causal", 1, 16, 16, 16384, 16384, causal=True),
         Case("causal", 2, 24, 24, 8192, 8192, causal=True),
@@ -101,6 +101,10 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "varlen": (packed(24, 8192, 4096, 2048, 1024, 333, 77), packed(16, *([1024] * 16))),
     # Too few workgroups to fill the GPU: where splitting the keys pays.
     "small": (dense("small", 1, 2, 4096), dense("small", 1, 4, 2048), dense("small", 1, 24, 1024)),
+    # Where a kernel's start and end weigh most: from which length on is ours the faster one?
+    "short": tuple(
+        dense("short", 1, heads, length) for heads in (12, 40) for length in (256, 512, 1024, 2048, 3072, 4096)
+    ),
 }
 
 

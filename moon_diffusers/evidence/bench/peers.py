@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from .grid import Case
-from .inputs import Inputs
+from .grid import HEAD_DIM, Case
+from .inputs import TOLERANCE, TOLERANCE_8_BIT, TOLERANCE_RTZ, Inputs
 
 Call = Callable[[], Tensor]
 
@@ -35,7 +35,7 @@ class Peer:
     name: str
     version: str
     prepare: Callable[[Case, Inputs], Call]
-    truncates: bool = False  # rounds toward zero: its own error bound
+    bound: float = TOLERANCE  # largest relative L2 that is not called wrong
 
 
 def ours(rounding: str, rescale: str) -> Peer:
@@ -54,7 +54,7 @@ def ours(rounding: str, rescale: str) -> Peer:
         return lambda: moon_diffusers.attention(x.q, x.k, x.v, **options)
 
     label = f"moon {rounding}" + ("" if rescale == "auto" else f" {rescale}")
-    return Peer(label, moon_diffusers.__version__, prepare, truncates=rounding == "rtz")
+    return Peer(label, moon_diffusers.__version__, prepare, bound=bound_of(rounding))
 
 
 def torch_sdpa(backend: SDPBackend) -> Peer:
@@ -75,7 +75,15 @@ def torch_sdpa(backend: SDPBackend) -> Peer:
         return call
 
     name = backend.name.removesuffix("_ATTENTION").lower()
-    return Peer(f"torch {name}", torch.__version__, prepare)
+    version = str(torch.__version__)
+    if name == "cudnn" and (number := torch.backends.cudnn.version()):  # type: ignore[no-untyped-call, unused-ignore]
+        version += f", cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}"
+    return Peer(f"torch {name}", version, prepare)
+
+
+def bound_of(rounding: str) -> float:
+    """The error bound of a rounding mode: truncation has its own."""
+    return TOLERANCE_RTZ if rounding == "rtz" else TOLERANCE
 
 
 def aiter(cvt: int, label: str) -> Peer:
@@ -91,7 +99,7 @@ def aiter(cvt: int, label: str) -> Peer:
             )[None]
         return lambda: first(module.flash_attn_func(x.q, x.k, x.v, **options))
 
-    return Peer(f"aiter {label}", version_of("aiter", "amd-aiter"), prepare, truncates=label == "rtz")
+    return Peer(f"aiter {label}", version_of("aiter", "amd-aiter"), prepare, bound=bound_of(label))
 
 
 def flash_attn() -> Peer:
@@ -121,14 +129,34 @@ def flash_attn_3() -> Peer:
     return Peer("flash-attn 3", version_of("flash_attn_3", "flash-attn-3"), prepare)
 
 
+def flash_attn_4() -> Peer:
+    """FlashAttention 4, written in CuTe DSL, whose forward also runs on Hopper."""
+    module = importlib.import_module("flash_attn.cute")
+
+    def prepare(case: Case, x: Inputs) -> Call:
+        if case.seqlens:
+            raise Unsupported("not wired for packed sequences")
+        return lambda: first(module.flash_attn_func(x.q, x.k, x.v, causal=case.causal))
+
+    return Peer("flash-attn 4", version_of("flash_attn.cute", "flash-attn-4"), prepare)
+
+
 def flashinfer() -> Peer:
-    """FlashInfer's single prefill: one sequence."""
+    """FlashInfer: single prefill for one sequence, the ragged batch otherwise, planned outside of what is timed."""
     module = importlib.import_module("flashinfer")
 
     def prepare(case: Case, x: Inputs) -> Call:
-        if case.batch != 1 or case.seqlens:
-            raise Unsupported("single prefill takes one sequence")
-        return lambda: module.single_prefill_with_kv_cache(x.q[0], x.k[0], x.v[0], causal=case.causal)[None]
+        if case.batch == 1 and not case.seqlens:
+            return lambda: module.single_prefill_with_kv_cache(x.q[0], x.k[0], x.v[0], causal=case.causal)[None]
+        lengths = case.seqlens or (case.seqlen_q,) * case.batch
+        lengths_k = case.seqlens or (case.seqlen_k,) * case.batch
+        starts, starts_k = (torch.tensor([0, *n], device=x.q.device).cumsum(0).int() for n in (lengths, lengths_k))
+        workspace = torch.empty(256 << 20, dtype=torch.uint8, device=x.q.device)
+        wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(workspace, kv_layout="NHD")
+        wrapper.plan(starts, starts_k, case.num_heads, case.num_heads_kv, HEAD_DIM, causal=case.causal,
+                     q_data_type=torch.bfloat16)  # fmt: skip
+        q, k, v = (t.flatten(0, 1) for t in (x.q, x.k, x.v))
+        return lambda: wrapper.run(q, k, v).view(x.q.shape)
 
     return Peer("flashinfer", version_of("flashinfer", "flashinfer-python"), prepare)
 
@@ -140,9 +168,11 @@ def sage_attention() -> Peer:
     def prepare(case: Case, x: Inputs) -> Call:
         if case.seqlens:
             raise Unsupported("not wired for packed sequences")
-        return lambda: module.sageattn(x.q, x.k, x.v, tensor_layout="NHD", is_causal=case.causal)
+        k = x.k.clone()  # some versions subtract its mean in place, which changes no output but everybody's input
+        return lambda: module.sageattn(x.q, k, x.v, tensor_layout="NHD", is_causal=case.causal)
 
-    return Peer("sageattention (8 bit)", version_of("sageattention", "sageattention"), prepare)
+    version = version_of("sageattention", "sageattention")
+    return Peer("sageattention (8 bit)", version, prepare, bound=TOLERANCE_8_BIT)
 
 
 def flex_attention() -> Peer:
@@ -177,13 +207,15 @@ def version_of(module: str, package: str) -> str:
 
 def factories(rescales: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], Peer]]]:
     """All peers that this project knows of, by name, not yet imported."""
-    for rounding in ("rtne", "rtna", "rtz"):
+    # The other rounding modes are AITER's, on AMD alone.
+    for rounding in ("rtne",) if torch.cuda.is_available() and not torch.version.hip else ("rtne", "rtna", "rtz"):
         for rescale in rescales:
             yield f"moon {rounding} {rescale}", lambda a=rounding, b=rescale: ours(a, b)  # type: ignore[misc]
     for cvt, label in enumerate(("rtne", "rtna", "rtz")):
         yield f"aiter {label}", lambda a=cvt, b=label: aiter(a, b)  # type: ignore[misc]
     for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
         yield f"torch {backend.name}", lambda a=backend: torch_sdpa(a)  # type: ignore[misc]
+    yield "flash-attn 4", flash_attn_4
     yield "flash-attn 3", flash_attn_3
     yield "flash-attn 2", flash_attn
     yield "flashinfer", flashinfer

@@ -15,7 +15,7 @@ import torch
 from moon_diffusers.evidence.files import whole_file
 from moon_diffusers.evidence.repeat import software
 
-from .run import CaseResult, as_json
+from .run import CaseResult, as_json, picojoule_per_flop
 from .schedule import Method, ratio
 from .telemetry import Source
 
@@ -62,7 +62,7 @@ def markdown(results: list[CaseResult], baseline: str | None, facts: dict[str, A
     """A table of a row per case and peer; ratios against `baseline`, above 1 faster than it."""
     where = facts.get("gpu", "CPU")
     lines = [f"Measured on {where}, torch {facts['torch']}. Times are medians; spread is the interquartile range.", ""]
-    header = ["case", "kernel", "ms", "TF/s", "spread", "error", "MHz", "W"]
+    header = ["case", "kernel", "ms", "TF/s", "spread", "error", "MHz", "W", "pJ/FLOP"]
     header += [f"speed against {baseline}"] if baseline else []
     lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for result in results:
@@ -78,6 +78,7 @@ def markdown(results: list[CaseResult], baseline: str | None, facts: dict[str, A
                     error_text(peer.error),
                     "",
                     "",
+                    "",
                 ]
                 row += [""] if baseline else []
             else:
@@ -85,6 +86,8 @@ def markdown(results: list[CaseResult], baseline: str | None, facts: dict[str, A
                 row = [result.case.name, peer.peer, f"{peer.blocks.median * 1e3:.3f}", f"{speed:.1f}"]
                 row += [f"{peer.blocks.spread:.2%}", error_text(peer.error)]
                 row += [f"{peer.mhz:.0f}" if peer.mhz else "", f"{peer.watt:.0f}" if peer.watt else ""]
+                energy = picojoule_per_flop(peer, result.case)
+                row += [f"{energy:.2f}" if energy else ""]
                 if baseline:
                     against = ratio(peer.blocks, base.blocks) if base and base.blocks else None
                     row += [f"{against.median:.3f} ({against.lowest:.3f}-{against.highest:.3f})" if against else ""]

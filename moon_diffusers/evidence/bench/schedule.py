@@ -85,11 +85,15 @@ def calibrate(clock: Clock, kernel: Kernel, block_seconds: float) -> int:
     return max(1, round(block_seconds / max(seconds, 1e-9)))
 
 
-def measure(clock: Clock, kernels: dict[str, Kernel], method: Method) -> dict[str, Blocks]:
-    """Run the whole schedule and return the kept blocks of every kernel."""
+def measure(
+    clock: Clock, kernels: dict[str, Kernel], method: Method, expired: Callable[[], bool] = lambda: False
+) -> dict[str, Blocks]:
+    """Run the whole schedule and return the kept blocks of every kernel; no round is begun once `expired`."""
     names = list(kernels)
     results = {name: Blocks(calibrate(clock, kernels[name], method.block_seconds)) for name in names}
     for number, order in enumerate(orders(len(names), method.rounds)):
+        if expired():
+            break
         for index in order:
             name = names[index]
             blocks = results[name]

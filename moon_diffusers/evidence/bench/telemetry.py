@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import math
 import shutil
 import subprocess
 import threading
@@ -16,12 +18,16 @@ from typing import Any, NamedTuple
 
 
 class Sample(NamedTuple):
-    """One reading: host monotonic seconds, core clock in MHz, board power in W."""
+    """One reading: host monotonic seconds, core clock in MHz, board power in W, the energy counter in J (NaN: none)."""
 
     time: float
     mhz: float
     watt: float
+    joule: float = math.nan
 
+
+#: Longer than an energy counter's step.
+SETTLE_SECONDS = 0.25
 
 Reader = Callable[[], tuple[float, float]]
 
@@ -153,20 +159,32 @@ def find_energy(index: int) -> EnergyCounter | None:
     return None
 
 
-class Sampler:
-    """Reads a source in the background, some ten times a second, while the `with` block runs."""
+def interpolate(steps: list[Sample], moment: float) -> float | None:
+    """The counter at `moment`; None outside of its steps."""
+    for before, after in itertools.pairwise(steps):
+        if before.time <= moment <= after.time:
+            part = (moment - before.time) / (after.time - before.time)
+            return before.joule + part * (after.joule - before.joule)
+    return None
 
-    def __init__(self, source: Source | None, interval: float = 0.02) -> None:
+
+class Sampler:
+    """Reads a source, and the energy counter, every 20 ms in the background while the `with` block runs."""
+
+    def __init__(self, source: Source | None, interval: float = 0.02, counter: EnergyCounter | None = None) -> None:
         self.source = source
+        self.counter = counter
         self.interval = interval
         self.samples: list[Sample] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        while self.source is not None and not self._stop.is_set():
+        while (self.source or self.counter) and not self._stop.is_set():
             with contextlib.suppress(Exception):  # a lost reading costs a sample, not the measurement
-                self.samples.append(Sample(time.monotonic(), *self.source.read()))
+                joule = self.counter.read() if self.counter else math.nan
+                mhz, watt = self.source.read() if self.source else (0.0, 0.0)
+                self.samples.append(Sample(time.monotonic(), mhz, watt, joule))
             self._stop.wait(self.interval)
 
     def __enter__(self) -> Sampler:
@@ -176,8 +194,22 @@ class Sampler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.counter:
+            time.sleep(SETTLE_SECONDS)  # the counter's next step tells what the last block took
         self._stop.set()
         self._thread.join()
+
+    def joules(self, begin: float, end: float) -> float | None:
+        """Energy between two moments; None where the counter did not step on both sides of each.
+
+        The counter steps about ten times a second. Between its steps energy is taken to grow evenly.
+        """
+        steps: list[Sample] = []
+        for sample in self.samples:
+            if not math.isnan(sample.joule) and (not steps or sample.joule > steps[-1].joule):
+                steps.append(sample)
+        values = [interpolate(steps, moment) for moment in (begin, end)]
+        return None if values[0] is None or values[1] is None else values[1] - values[0]
 
     def during(self, spans: list[tuple[float, float]]) -> tuple[float, float] | None:
         """Median MHz and W over the second half of each span (power readings lag); None without samples there."""
