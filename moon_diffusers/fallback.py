@@ -46,6 +46,7 @@ def sdpa(
     k, v = _expand_heads(q, k), _expand_heads(q, v)
     if q.is_cuda:
         q, k, v = _aligned(q), _aligned(k), _aligned(v)
+        q, softmax_scale = _positive_scale(q, softmax_scale)
     # With equal lengths top-left and bottom-right are the same mask, and torch needs no tensor for it.
     builtin_causal = causal and seqlen_q == seqlen_k and seqlens_k is None and attn_mask is None
     if q.shape[0] * q.shape[1] * seqlen_q * seqlen_k <= MAX_SCORES:
@@ -118,6 +119,13 @@ def _aligned(tensor: Tensor) -> Tensor:
     if all(address % 16 == 0 for address in (tensor.data_ptr(), *(step * tensor.element_size() for step in steps))):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float | None]:
+    """q and a scale above 0 with the same scores: cuDNN's attention in torch 2.11 answers NaN to any other scale."""
+    if scale is None or scale > 0:
+        return q, scale
+    return (-q, -scale) if scale < 0 else (q * 0, 1.0)
 
 
 def _expand_heads(q: Tensor, k: Tensor) -> Tensor:

@@ -106,6 +106,16 @@ def test_what_torch_takes_on_a_gpu_is_aligned():
         assert copy is not tensor and copy.is_contiguous() and copy.data_ptr() % 16 == 0 and torch.equal(copy, whole)
 
 
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 0.2, None])
+def test_what_torch_takes_on_a_gpu_has_a_positive_scale(scale):
+    from moon_diffusers.fallback import _positive_scale
+
+    q, k = torch.randn(1, 2, 3, 128), torch.randn(1, 2, 5, 128)
+    changed, positive = _positive_scale(q, scale)
+    assert positive is None or positive > 0
+    assert torch.equal(changed @ k.mT * (positive or 1), q @ k.mT * (1 if scale is None else scale))
+
+
 def test_strict_raises_and_names_the_reason(monkeypatch):
     q, k, v = bhsd(1, 1, 1, 4, 4)
     with pytest.raises(StrictError, match="outside emulate"):
