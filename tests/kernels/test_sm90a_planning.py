@@ -84,6 +84,10 @@ def test_a_small_grid_has_no_idle_clusters() -> None:
     assert launch.grid == (6, 1, 1)
     assert launch.values["workspace"] == 0 and launch.values["num_splits"] == 1 and launch.values["first_split"] == 3
     assert planned(problem(num_heads=3, seqlen=384)).workspace_bytes == 0
+    # Parts are work too: 22 row blocks in 3 parts each fill all clusters.
+    split_launch = planned(problem(num_heads=1, seqlen=8192)).launches[0]
+    assert split_launch.values["num_splits"] == 3 and split_launch.values["first_split"] == 0
+    assert split_launch.grid == (132, 1, 1)
     # What the device runs at once is asked of the driver where there is one.
     (few,) = planned(problem(num_heads=3, seqlen=384), replace(DEVICE, clusters=2)).launches
     assert few.grid == (4, 1, 1)
