@@ -93,6 +93,8 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     ),
     # Prompts of 77 (CLIP) and 512 (UMT5) tokens, 257 image tokens.
     "cross": tuple(Case("cross", 1, heads, heads, 32760, keys) for heads in (12, 40) for keys in (77, 257, 512)),
+    # Between a prompt and a video: where tiles of keys do not come out even.
+    "keys": tuple(Case("keys", 1, 12, 12, 32760, keys) for keys in (128, 320, 400, 640, 800, 1024, 2048)),
     "causal": (
         Case("causal", 1, 16, 16, 16384, 16384, causal=True),
         Case("causal", 2, 24, 24, 8192, 8192, causal=True),
