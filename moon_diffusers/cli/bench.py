@@ -14,7 +14,7 @@ import click
 if TYPE_CHECKING:
     from moon_diffusers.evidence.bench.run import CaseResult
 
-GROUP_NAMES = ("dense", "model", "cross", "causal", "gqa", "varlen", "small", "short")
+GROUP_NAMES = ("dense", "model", "cross", "keys", "causal", "gqa", "varlen", "small", "short")
 
 
 @click.command("bench")
