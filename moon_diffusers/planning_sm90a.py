@@ -85,10 +85,9 @@ def split(blocks: int, tiles: int, clusters: int, part_bytes: int) -> tuple[int,
     best_parts, best = 1, tiles + _WORK_TILES
     for parts in range(2, min(_MOST_PARTS, tiles // _LEAST_TILES) + 1):
         each = -(-tiles // parts)
-        if -(-tiles // each) < parts:  # the last part would be empty
-            continue
         rounds = -(-tail * parts // clusters)
         traffic = 2 * tail * parts * part_bytes / _BYTES_PER_TILE
+        # Parts of which the last would be empty lose to fewer of the same size.
         cost = rounds * (each + _WORK_TILES) + _MERGE_TILES + traffic
         if cost < best:
             best_parts, best = parts, cost
