@@ -12,7 +12,7 @@ EMULATOR = CSRC / "emulator"
 TIMING = CSRC / "timing"
 
 ROUNDINGS = ("rtne", "rtna", "rtz")
-RESCALES = ("exact", "lazy")
+RESCALES = ("lazy", "exact")  # the first is what "auto" takes on gfx942
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from moon_diffusers.evidence.capture import CapturedCall
     from moon_diffusers.evidence.timing.comparison import Row
+    from moon_diffusers.evidence.timing.constants import Grid
     from moon_diffusers.evidence.timing.ensemble import Steady, Whole
     from moon_diffusers.evidence.timing.traces import Data, Subject
 
@@ -60,6 +61,12 @@ FILTER_KEYS = 2048
 )
 @click.option("--seed", default=0, show_default=True)
 @click.option(
+    "--grid",
+    type=click.Choice(("published", "wide")),
+    help="Which sets of constants: those that agree with what has been published or reported (default: gfx950), or all "
+    "(default: gfx942, whose sets AITER's published ratios filter).",
+)
+@click.option(
     "--constants",
     "known",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -84,6 +91,7 @@ def model_timing(
     tables: tuple[str, ...],
     count: int,
     seed: int,
+    grid: Grid | None,
     known: Path | None,
     captured: Path | None,
     timeline: Path | None,
@@ -100,7 +108,7 @@ def model_timing(
     from moon_diffusers.evidence.timing.traces import Subject
 
     source, values = _known(known, arch)
-    sets = constants.sample(arch, count, seed, values)
+    sets = constants.sample(arch, count, seed, values, grid)
     peers = {mode: Subject("aiter", arch, mode) for mode in comparison.ROUNDINGS[arch]}
     kept = sets
     if arch == "gfx942":
@@ -156,6 +164,7 @@ def model_timing(
             "arch": arch,
             "keys": keys,
             "seed": seed,
+            "grid": grid or constants.DEFAULT_GRID[arch],
             "known": {"source": source, "constants": values},
             "drawn": len(sets),
             "kept": len(kept),

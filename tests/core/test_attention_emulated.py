@@ -138,12 +138,12 @@ def test_batch_and_head_strides_past_four_gibi_bytes(arch, strides):
 def test_the_tuned_kernel_serves_what_it_can_and_the_general_one_the_rest():
     q, k, v = bhsd(1, 2, 2, 20, 30)
     run(q, k, v)
-    run(q, k, v, rescale="lazy")
+    run(q, k, v, rescale="exact")
     odd = torch.zeros(2 * 30 * 128 + 1).bfloat16()[1:].view(1, 2, 30, 128).copy_(k)
     run(q, odd, v)
     assert counters.snapshot().kernels == {
-        "moon_attention_cdna3_rtne_exact": 1,
         "moon_attention_cdna3_rtne_lazy": 1,
+        "moon_attention_cdna3_rtne_exact": 1,
         "moon_attention_general_rtne": 1,
     }
 
@@ -311,7 +311,8 @@ def test_selftests_launch_everything_that_was_built(arch):
     for opened, chosen in forward_routes(arch):
         for case in selftest_cases.cases(chosen.forward):
             launched |= {launch.kernel.name for launch in plan(case.problem, chosen, opened.info).launches}
-    assert launched == {kernel.name for kernel in opened.kernels}
+    # Microbenchmarks serve no call.
+    assert launched == {kernel.name for kernel in opened.kernels if kernel.role != "measurement"}
 
 
 def test_doctor_sees_both_emulated_devices():

@@ -178,3 +178,13 @@ def test_comparison_names_what_limits_and_what_moves(ours: ensemble.Steady) -> N
     assert busy["matrix"] == pytest.approx(row.found.utilisation.middle)
     assert 0.5 < busy["matrix"] < 1 and 0 < busy["l1"] < busy["port"] < 1
     assert comparison.as_json(row)["peer"]["kernel"] == "aiter rtne"
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_the_published_grid_is_a_part_of_the_wide_one(arch: str) -> None:
+    published, wide = set(constants.grid(arch, which="published")), set(constants.grid(arch, which="wide"))
+    assert published < wide
+    assert constants.PUBLISHED[arch] in published
+    for name, values in constants.REPORTED[arch].items():
+        assert {getattr(item, name) for item in published} == set(values)
+    assert constants.grid(arch) == constants.grid(arch, which=constants.DEFAULT_GRID[arch])

@@ -20,8 +20,8 @@ ROUNDINGS = ("rtne", "rtna", "rtz")
 RESCALES = ("exact", "lazy")
 # Relative L2 against float64; P and O are rounded to 8 bits.
 LIMIT = {(mode, policy): 6e-3 if mode == "rtz" else 2.3e-3 for mode in ROUNDINGS for policy in (*RESCALES, "auto")}
-# With `exact` the largest P of a row is 1 and loses nothing; with `lazy` all of them are cut off.
-LIMIT["rtz", "lazy"] = 6.3e-3
+# With `exact` the largest P of a row is 1 and loses nothing; with `lazy`, which is the default, all of them are rounded.
+LIMIT |= {(mode, policy): 6.3e-3 if mode == "rtz" else 2.4e-3 for mode in ROUNDINGS for policy in ("lazy", "auto")}
 LSE_LIMIT = 1e-5
 
 
@@ -146,7 +146,7 @@ def test_packed_sequences(gfx942: Emulator) -> None:
     for nq, nk in zip(q_lengths, k_lengths, strict=True):
         one = Call(call.q[None, q0 : q0 + nq], call.k[None, k0 : k0 + nk], call.v[None, k0 : k0 + nk])
         o, lse = expected(one)
-        assert reference.compare(result.o[None, q0 : q0 + nq], o).relative_l2 <= LIMIT["rtne", "exact"]
+        assert reference.compare(result.o[None, q0 : q0 + nq], o).relative_l2 <= LIMIT["rtne", "auto"]
         np.testing.assert_allclose(result.lse[None, :, q0 : q0 + nq], lse, atol=LSE_LIMIT, rtol=1e-6)
         q0, k0 = q0 + nq, k0 + nk
 
@@ -210,7 +210,7 @@ def test_the_public_function_can_switch_the_split_off(gfx942: Emulator) -> None:
         moon_diffusers.attention(q, k, v, strict=True)
         assert gfx942.kernels[2:] == ["moon_attention_cdna3_merge_rtne"]
         moon_diffusers.attention(q, k, v, batch_invariant=True, strict=True)
-    assert gfx942.kernels[3:] == ["moon_attention_cdna3_values", "moon_attention_cdna3_rtne_exact"]
+    assert gfx942.kernels[3:] == ["moon_attention_cdna3_values", "moon_attention_cdna3_rtne_lazy"]
 
 
 @pytest.mark.parametrize("rescale", RESCALES)

@@ -70,13 +70,18 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
 
     const auto softmax_phase = [&](i32 tile, bool last) __attribute__((always_inline)) {
         settle_mfma(s);
-        barrier();
         if (!last) loader.load(lds, lane.lane4);
         __builtin_amdgcn_sched_barrier(0);
-        prefetch_values(values);  // a phase before their use: even the first touch of a V tile comes in time
-        __builtin_amdgcn_sched_barrier(0);
         if (tile >= work.masked_from) mask_scores(s, work, tile, first_row, lane);
-        softmax<mode, policy>(s, p, o, rows, scale, lane.lane4);
+        // V most of a phase before its use, so that even the first touch of a tile comes in time; two loads at a time,
+        // so that the other group's loads find their way between them.
+        softmax<mode, policy>(s, p, o, rows, scale, lane.lane4, [&](i32 i) __attribute__((always_inline)) {
+            const i32 load = 2 * (i + 1);
+            if (load < kValueRing) {
+                prefetch_value(values, load);
+                prefetch_value(values, load + 1);
+            }
+        });
         keys.address ^= kKeyToggle;
         __builtin_amdgcn_sched_barrier(0);
         wait_memory<kValueRing>();  // K is in LDS; V may still be on its way

@@ -63,6 +63,9 @@ __device__ __forceinline__ void wait_memory() {
     asm volatile("s_waitcnt vmcnt(%0)" ::"n"(N) : "memory");
 }
 
+// This wave's LDS reads are done; whoever waits for a barrier may overwrite what they read.
+__device__ __forceinline__ void wait_lds() { asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory"); }
+
 template <i32 Priority>
 __device__ __forceinline__ void set_priority() {
     __builtin_amdgcn_s_setprio(Priority);

@@ -16,6 +16,7 @@ namespace moon {
 constexpr i32 kValueRing = 8;  // 16 B a lane each: two key blocks x 16 dims
 constexpr i32 kKeyRing = 4;    // 16 B a lane each: 16 keys x two chunks of dims
 constexpr i32 kPairs = kChunks / 2;
+constexpr i32 kTail = 1;    // steps behind the barrier that ends a matrix phase
 constexpr i32 kSteps = 16;  // of either product: 6 matrix instructions for the wave's three query tiles
 
 // Pairs of operands come by one 16-byte load.
@@ -134,11 +135,17 @@ __device__ __forceinline__ void prefetch_key(KeyRing &ring, const Queries &q, Ld
     ring.slot[step] = read_key(base, ring, step);
 }
 
-// S = K Q^T. Steps: chunk pairs outside, key blocks inside, so that a chunk's accumulators are four apart.
+// S = K Q^T. Steps: chunk pairs outside, key blocks inside, so that a chunk's accumulators are four apart. The barrier
+// that ends the matrix phase stands before the last kTail steps, when all of the tile's reads are done: the other group
+// takes over the matrix cores while they still work.
 __device__ __forceinline__ void multiply_qk(f32x4 (&s)[kTiles][kKeyBlocks], const Queries &q, KeyRing &ring,
                                             Lds *base) {
 #pragma unroll
     for (i32 step = 0; step < kSteps; step++) {
+        if (step == kSteps - kTail) {
+            wait_lds();
+            barrier();
+        }
         const i32 x = step / 4, b = step % 4;
         const u32x4 k = ring.slot[step % kKeyRing], q2 = x < kPairsInLds ? ring.query[x & 1] : q.last;
         if (x == 0) {
@@ -154,7 +161,7 @@ __device__ __forceinline__ void multiply_qk(f32x4 (&s)[kTiles][kKeyBlocks], cons
         mfma(s[1][b], second(k), q.tile[1][2 * x + 1]);
         mfma(s[2][b], second(k), second(q2));
         if (step + kKeyRing < kSteps) ring.slot[step % kKeyRing] = read_key(base, ring, step + kKeyRing);
-        if (b == 1 && x + 1 < kPairsInLds) ring.query[(x + 1) & 1] = read_query(q, x + 1);
+        if (b == 0 && x + 1 < kPairsInLds) ring.query[(x + 1) & 1] = read_query(q, x + 1);
     }
 }
 
@@ -164,10 +171,10 @@ __device__ __forceinline__ u32x4 load_value(const ValueRing &ring, i32 step) {
                                                  0);
 }
 
-__device__ __forceinline__ void prefetch_values(ValueRing &ring) {
-    opaque(ring.offset);
-#pragma unroll
-    for (i32 i = 0; i < kValueRing; i++) ring.slot[i] = load_value(ring, i);
+// One of the kValueRing loads that must precede multiply_pv.
+__device__ __forceinline__ void prefetch_value(ValueRing &ring, i32 step) {
+    if (step == 0) opaque(ring.offset);
+    ring.slot[step] = load_value(ring, step);
 }
 
 // O += V^T P^T over the tile's first 32 keys, then the last 32; `between` runs between the halves, `after(step)` after

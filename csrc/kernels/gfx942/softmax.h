@@ -147,36 +147,54 @@ __device__ __forceinline__ void raise(Rows &rows, f32x4 (&o)[kTiles][kChunks], c
     scale_output(o, alpha);
 }
 
-// P of two key blocks: e^(s - m), rounded; the sum takes it unrounded, so that one NaN makes the whole row NaN.
-template <Rounding mode>
-__device__ __forceinline__ void exponentials(const f32x4 (&s)[kTiles][kKeyBlocks], u32x2 (&p)[kTiles][kKeyBlocks],
+// P of two key blocks: e^(s - m), rounded; the sum takes it unrounded, so that one NaN makes the whole row NaN. Eight
+// exponentials stand in a row: each follows one of the partner's matrix instructions, whatever came before.
+// `beside(i)`: issued behind the i-th eight.
+template <Rounding mode, class Beside>
+__device__ __forceinline__ void exponentials(f32x4 (&s)[kTiles][kKeyBlocks], u32x2 (&p)[kTiles][kKeyBlocks],
                                              f32 (&sum)[kTiles], const f32 (&shift)[kTiles], f32 scale_log2,
-                                             i32 first_block) {
+                                             i32 first_block, Beside beside) {
     MOON_EACH_ROW {
 #pragma unroll
-        for (i32 b = first_block; b < first_block + 2; b++) {
-            f32 e[4];
+        for (i32 i = 0; i < 8; i++) {
+            f32x4 &x = s[t][first_block + i / 4];
+            x[i % 4] = __builtin_fmaf(x[i % 4], scale_log2, shift[t]);
+        }
+        __builtin_amdgcn_sched_barrier(0);
 #pragma unroll
-            for (i32 r = 0; r < 4; r++) {
-                e[r] = exp2(__builtin_fmaf(s[t][b][r], scale_log2, shift[t]));
-                sum[t] += e[r];
-            }
+        for (i32 i = 0; i < 8; i++) {
+            f32x4 &x = s[t][first_block + i / 4];
+            x[i % 4] = exp2(x[i % 4]);
+        }
+        __builtin_amdgcn_sched_barrier(0);
+#pragma unroll
+        for (i32 b = first_block; b < first_block + 2; b++) {
+            const f32x4 e = s[t][b];
+#pragma unroll
+            for (i32 r = 0; r < 4; r++) sum[t] += e[r];
             p[t][b] = u32x2{pack_high_halves(round_bits<mode>(e[0]), round_bits<mode>(e[1])),
                             pack_high_halves(round_bits<mode>(e[2]), round_bits<mode>(e[3]))};
         }
+        __builtin_amdgcn_sched_barrier(0);
+        beside(first_block / 2 * kTiles + t);
+        __builtin_amdgcn_sched_barrier(0);
     }
 }
 
-template <Rounding mode, Rescale policy>
+// `beside(i)`, i from -1 to 5: issued before the exponentials and behind each sixth of them.
+template <Rounding mode, Rescale policy, class Beside>
 __device__ __forceinline__ void softmax(f32x4 (&s)[kTiles][kKeyBlocks], u32x2 (&p)[kTiles][kKeyBlocks],
-                                        f32x4 (&o)[kTiles][kChunks], Rows &rows, const Scale &scale, u32 lane4) {
+                                        f32x4 (&o)[kTiles][kChunks], Rows &rows, const Scale &scale, u32 lane4,
+                                        Beside beside) {
     f32 half[kTiles], all[kTiles];
     find_maxima(s, half, all);
     bool rises = false;
     MOON_EACH_ROW rises |= all[t] > rows.limit[t];
     if (any_lane(rises)) raise<policy>(rows, o, half, all, scale, lane4);
 
-    exponentials<mode>(s, p, rows.sum, policy == Rescale::exact ? rows.shift_half : rows.shift, scale.log2, 0);
+    __builtin_amdgcn_sched_barrier(0);
+    beside(-1);
+    exponentials<mode>(s, p, rows.sum, policy == Rescale::exact ? rows.shift_half : rows.shift, scale.log2, 0, beside);
     if constexpr (policy == Rescale::exact) {
         if (rows.second_half) {
             MOON_EACH_ROW {
@@ -185,7 +203,7 @@ __device__ __forceinline__ void softmax(f32x4 (&s)[kTiles][kKeyBlocks], u32x2 (&
             }
         }
     }
-    exponentials<mode>(s, p, rows.sum, rows.shift, scale.log2, 2);
+    exponentials<mode>(s, p, rows.sum, rows.shift, scale.log2, 2, beside);
     MOON_EACH_ROW pin(rows.sum[t]);
 }
 

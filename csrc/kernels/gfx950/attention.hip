@@ -16,7 +16,7 @@
 // matrix i + 1 is O += P(i) V(i), then S(i + 1) = Q K(i + 1): slot i holds just these two tiles. A barrier waits for
 // all loads but those issued since the one before it.
 //
-//   a lane's registers    O 96, Q 48, S 48 (P 24 of them, later), row sums 12, fragments 16, ones 4, references 3,
+//   a lane's registers    O 96, Q 48, S 48 (P 24 of them, later), row sums 12, fragments 20, ones 4, references 3,
 //                         load offsets 4, LDS addresses 4, sparse index 1; the rest are temporaries
 //   LDS                   four slots of K 17,408 B and V 16,896 B: 137,216 B
 
@@ -97,7 +97,7 @@ __device__ __forceinline__ void run(Wave &w, Loads<paged> &loads, const Span &sp
         multiply(w, 0, kFragmentsV, ring, address_k, address_v, [&](i32 f) {
             if (f > 0 && f <= kLoadsPerStep) loads.issue(f - 1);
             if (f < kLoadsPerStep) loads.aim(f);
-            if (f == kLoadsPerStep + 1) loads.advance();
+            if (f > kLoadsPerStep && f <= kLoadsPerStep + kAdvances) loads.advance(f - kLoadsPerStep - 1);
         });
         forget_scores(w);
         i32 tiles_left = span.tiles - 1 - i;

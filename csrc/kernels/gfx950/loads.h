@@ -10,6 +10,7 @@
 
 namespace moon {
 
+constexpr i32 kAdvances = 3;
 constexpr i32 kRangeAndFormat = 0x00027000;  // raw buffer, 32-bit data
 
 // One of K and V. All but the lane offsets is wave-uniform.
@@ -81,22 +82,23 @@ struct Loads {
         k.find(row + kKeys, last_row, page_shift);
     }
 
-    // Behind a step's loads: on to the next step. Opaque, or the compiler would do it in the next softmax.
-    __device__ __forceinline__ void advance() {
-        slot = slot == kLastSlot ? 0 : slot + kSlotBytes;
-        opaque_scalar(slot);
-        if constexpr (paged) {
-            row += kKeys;
-            find_rows();
-            opaque_scalar(v.table_offset);
-            opaque_scalar(k.table_offset);
-            opaque_scalar(v.offset_in_page);
-            opaque_scalar(k.offset_in_page);
+    // Behind a step's loads: on to the next step, in kAdvances parts that fit between matrix instructions. Opaque, or
+    // the compiler would do it in the next softmax.
+    __device__ __forceinline__ void advance(i32 part) {
+        if (part == 0) {
+            slot = slot == kLastSlot ? 0 : slot + kSlotBytes;
+            opaque_scalar(slot);
+            if constexpr (paged) row += kKeys;
         } else {
-            k.at += k.tile_bytes;
-            v.at += v.tile_bytes;
-            opaque_scalar(k.at);
-            opaque_scalar(v.at);
+            Stream &stream = part == 1 ? v : k;
+            if constexpr (paged) {
+                stream.find(part == 1 ? row : row + kKeys, last_row, page_shift);
+                opaque_scalar(stream.table_offset);
+                opaque_scalar(stream.offset_in_page);
+            } else {
+                stream.at += stream.tile_bytes;
+                opaque_scalar(stream.at);
+            }
         }
     }
 
@@ -126,7 +128,8 @@ struct Loads {
             asm volatile("s_nop 0");
             issue(j);
         }
-        advance();
+#pragma unroll
+        for (i32 part = 0; part < kAdvances; part++) advance(part);
     }
 };
 

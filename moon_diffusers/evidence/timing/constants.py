@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from .library import Constants
 
@@ -45,20 +46,50 @@ UNCERTAIN: dict[str, dict[str, tuple[int, ...]]] = {
     },
 }
 
+#: What of the grid agrees with what has been published or reported; the rest of the grid stays as it is.
+#: Both: a matrix instruction blocks vector issue for 4 (gfx942) or 8 cycles (gfx950), no longer, and packed fp32 gets no
+#: slot beside one. gfx942: a quarter-rate unit takes 16 cycles for a transcendental. gfx950: half of that; LDS reads
+#: of 128 B a cycle, 256 by AMD's word; a measured LDS latency of 69 cycles, so 220 is out.
+REPORTED: dict[str, dict[str, tuple[int, ...]]] = {
+    "gfx942": {"transcendental": (16,), "mfma_overlaps_valu": (1,), "packed_beside_mfma": (0,)},
+    "gfx950": {
+        "transcendental": (8,),
+        "packed_beside_mfma": (0,),
+        "lds_bytes_per_cycle": (128, 256),
+        "lds_latency": (64, 128),
+    },
+}
+
+Grid = Literal["published", "wide"]
+#: gfx942 takes the wide grid, because published ratios filter it; nothing filters gfx950's.
+DEFAULT_GRID: dict[str, Grid] = {"gfx942": "wide", "gfx950": "published"}
+
 #: Published times of AITER v3 on MI300X relative to its rtz mode, geometric mean of the published shapes.
 AITER_RATIOS = {"rtne": 1.134, "rtna": 1.080}
 #: How far a set of constants may be from each published ratio.
 AGREEMENT = 0.03
 
 
-def grid(arch: str, known: Mapping[str, Sequence[int]] | None = None) -> list[Constants]:
-    """Every combination of the uncertain constants of `arch`; `known` names values that replace a constant's."""
-    values = {**UNCERTAIN[arch], **(known or {})}
+def grid(arch: str, known: Mapping[str, Sequence[int]] | None = None, which: Grid | None = None) -> list[Constants]:
+    """Every combination of the uncertain constants of `arch`; `known` names values that replace a constant's.
+
+    `which`: "published" leaves out what contradicts `REPORTED`, "wide" nothing; None is the architecture's default.
+    """
+    values: dict[str, Sequence[int]] = {**UNCERTAIN[arch]}
+    if (which or DEFAULT_GRID[arch]) == "published":
+        values |= REPORTED[arch]
+    values |= known or {}
     rows = itertools.product(*values.values())
     return [replace(PUBLISHED[arch], **dict(zip(values, row, strict=True))) for row in rows]
 
 
-def sample(arch: str, count: int, seed: int = 0, known: Mapping[str, Sequence[int]] | None = None) -> list[Constants]:
+def sample(
+    arch: str,
+    count: int,
+    seed: int = 0,
+    known: Mapping[str, Sequence[int]] | None = None,
+    which: Grid | None = None,
+) -> list[Constants]:
     """`count` sets of the grid, drawn without repetition; all of them where the grid has no more."""
-    sets = grid(arch, known)
+    sets = grid(arch, known, which)
     return sets if count >= len(sets) else random.Random(seed).sample(sets, count)

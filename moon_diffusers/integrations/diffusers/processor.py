@@ -37,7 +37,7 @@ class MoonAttnProcessor:
     Args:
         rounding: how fp32 becomes bf16 inside the kernel: `"rtne"` to nearest even, `"rtna"` to nearest, ties away
             from zero, `"rtz"` toward zero (fastest, least accurate).
-        rescale: policy of the running maximum: `"auto"`, `"exact"` or `"lazy"`.
+        rescale: policy of the running maximum: `"auto"` (lazy), `"exact"` (AITER's bits on gfx942) or `"lazy"`.
         strict: raise `StrictError` when a call cannot be served, instead of torch SDPA; None takes
             `moon_diffusers.counters.strict()` or `MOON_STRICT`.
         min_head_dim: head dims from here up to 127 are padded with zeros to 128, smaller ones fall back.
