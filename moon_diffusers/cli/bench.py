@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import json
 import os
 import sys
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 if TYPE_CHECKING:
+    from moon_diffusers.evidence.bench.grid import Case
+    from moon_diffusers.evidence.bench.peers import Found
     from moon_diffusers.evidence.bench.run import CaseResult
 
 GROUP_NAMES = ("dense", "model", "cross", "keys", "causal", "gqa", "varlen", "small", "short")
@@ -101,33 +103,23 @@ def bench(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
-    clock: schedule.Clock | None = None
-    source = counter = None
-    stack = contextlib.ExitStack()
-    if emulate:
-        from moon_diffusers.emulation import emulate as emulation
-
-        device = torch.device("cpu")
-        stack.enter_context(emulation(emulate))
-        cases = [case.shrunk(rows) for case in cases]
-        only = only or ("moon",)
-    else:
-        from moon_diffusers.evidence.bench.gpu import GpuClock
-
-        if not torch.cuda.is_available():
-            raise click.UsageError("no GPU that torch can use; --emulate gfx942 checks correctness without one")
-        device = torch.device("cuda", index)
-        clock = GpuClock(device)
-        source, counter = telemetry.find_source(index), telemetry.find_energy(index)
     found = peers.discover(tuple(text.lower() for text in only), rescales)
+    if emulate:
+        return emulated_table(emulate, [case.shrunk(rows) for case in cases], found, output)
+    from moon_diffusers.evidence.bench.gpu import GpuClock
+
+    if not torch.cuda.is_available():
+        raise click.UsageError("no GPU that torch can use; --emulate gfx942 checks correctness without one")
+    device = torch.device("cuda", index)
+    clock = GpuClock(device)
+    source, counter = telemetry.find_source(index), telemetry.find_energy(index)
     if not found.peers:
         raise click.UsageError(f"--peer: {', '.join(only)} matches no kernel on this machine")
 
     facts = report.environment(device, source) | {"graph": graph, "energy_counter": counter.name if counter else None}
-    where = facts.get("gpu", f"emulated {emulate}")
     for name, why in found.absent.items():
         click.echo(f"not here: {name} ({why})")
-    click.echo(f"{where}, torch {facts['torch']}; kernels: {', '.join(p.name for p in found.peers)}")
+    click.echo(f"{facts['gpu']}, torch {facts['torch']}; kernels: {', '.join(p.name for p in found.peers)}")
     done: list[CaseResult] = []
 
     def keep(result: CaseResult) -> None:
@@ -135,18 +127,54 @@ def bench(
         if output:
             report.write(output, done, method, facts, found.absent, baseline or fastest_peer(done))
 
-    with stack:
-        setup = Bench(device, clock, method, source, counter, Budget(budget_seconds))
-        if graph and clock:
-            from moon_diffusers.evidence.bench.gpu import graphed
+    setup = Bench(device, clock, method, source, counter, Budget(budget_seconds))
+    if graph:
+        from moon_diffusers.evidence.bench.gpu import graphed
 
-            setup = dataclasses.replace(setup, wrap=graphed)
-        run(cases, found.peers, setup, click.echo, keep)
+        setup = dataclasses.replace(setup, wrap=graphed)
+    run(cases, found.peers, setup, click.echo, keep)
     click.echo("\n" + report.markdown(done, baseline or fastest_peer(done), facts))
     if output:
-        click.echo(f"written: {output}/bench.json, bench.md" + (", bench.svg" if clock else ""))
+        click.echo(f"written: {output}/bench.json, bench.md, bench.svg")
     if any(peer.peer.startswith("moon") and "wrong output" in peer.note for result in done for peer in result.peers):
         click.echo("our kernel gave a wrong output: see above", err=True)
+        sys.exit(1)
+
+
+def emulated_table(arch: str, cases: list[Case], found: Found, output: Path | None) -> None:
+    """Check and count our kernels, and AITER's v3, on small shapes. Exits with 1 if one of ours is wrong."""
+    from moon_diffusers.evidence.bench import emulated
+    from moon_diffusers.evidence.files import whole_file
+
+    ours = tuple(peer for peer in found.peers if peer.name.startswith("moon"))
+    if not ours:
+        raise click.UsageError("--peer: none of our kernels is left; others need a GPU")
+    for name, why in found.absent.items():
+        click.echo(f"not here: {name} ({why})")
+    click.echo(f"emulated {arch}; kernels: {', '.join(peer.name for peer in ours)}")
+    done: list[emulated.Emulated] = []
+
+    def keep(result: emulated.Emulated) -> None:
+        if not done or done[-1].case != result.case:
+            click.echo(result.case.name)
+        done.append(result)
+        click.echo("    " + emulated.line(result))
+
+    # Shapes that differ in size alone are the same when they are small.
+    emulated.run(arch, list(dict.fromkeys(cases)), ours, keep)
+    click.echo("\n" + emulated.markdown(done, arch))
+    if output:
+        output.mkdir(parents=True, exist_ok=True)
+        rows = {"schema": 1, "emulated": arch, "absent_peers": found.absent, "results": [*map(emulated.as_json, done)]}
+        for name, text in (("bench.json", json.dumps(rows, indent=1)), ("bench.md", emulated.markdown(done, arch))):
+            with whole_file(output / name) as path:
+                path.write_text(text)
+        click.echo(f"written: {output}/bench.json, bench.md")
+    mine = [result for result in done if result.kernel.startswith("moon")]
+    if wrong := [result for result in mine if result.error is None or result.note or result.findings]:
+        click.echo(
+            f"our kernel gave a wrong output or a finding in {len(wrong)} of {len(mine)} rows: see above", err=True
+        )
         sys.exit(1)
 
 

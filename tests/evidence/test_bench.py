@@ -339,3 +339,31 @@ def test_command_refuses_what_it_cannot_do() -> None:
         assert missing.exit_code == 2 and "--emulate gfx942" in missing.output
     nothing = CliRunner().invoke(bench, ["--case", "nosuch"])
     assert nothing.exit_code == 2 and "nosuch matches no case" in nothing.output
+
+
+def test_emulated_table_checks_and_counts(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        bench,
+        ["--emulate", "gfx942", "--group", "dense", "--group", "varlen", "--rows", "70", "--output", str(tmp_path)],
+    )
+    assert done.exit_code == 0, done.output
+    assert "not here: modular max" in done.output and "not here: aiter v4" in done.output
+    rows = json.loads((tmp_path / "bench.json").read_text())["results"]
+    mine = [row for row in rows if row["kernel"].startswith("moon")]
+    assert {row["kernel"] for row in mine} == {"moon rtne", "moon rtna", "moon rtz"}
+    for row in mine:
+        rounding = row["kernel"].split()[1]
+        assert row["launches"] == ["moon_attention_cdna3_values", f"moon_attention_cdna3_{rounding}_lazy"], row
+        assert row["findings"] == 0 and row["counts"]["matrix"] > 0 and row["instructions"] > row["counts"]["vector"]
+        # Packed sequences take the rounding mode that was asked for, too.
+        assert (row["error"] > 4e-3) == (rounding == "rtz"), row
+    table = (tmp_path / "bench.md").read_text()
+    assert "No times" in table and " ms" not in table and "TF/s" not in table
+
+
+def test_emulated_table_fails_on_a_wrong_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    from moon_diffusers.evidence.bench import run
+
+    monkeypatch.setattr(run.tensors, "sampled_error", lambda *_: 0.5)
+    done = CliRunner().invoke(bench, ["--emulate", "gfx950", "--case", "small-1", "--rows", "20"])
+    assert done.exit_code == 1 and "our kernel gave a wrong output" in done.output

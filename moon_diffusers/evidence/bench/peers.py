@@ -43,14 +43,11 @@ def ours(rounding: str, rescale: str) -> Peer:
     import moon_diffusers
 
     def prepare(case: Case, x: Inputs) -> Call:
-        if case.seqlens:
-            varlen = getattr(moon_diffusers, "attention_varlen", None)
-            if varlen is None:
-                raise Unsupported("packed sequences are not in this version")
-            return lambda: varlen(x.q[0], x.k[0], x.v[0], x.cu_seqlens, x.cu_seqlens, causal=case.causal, strict=True)[
-                None
-            ]
         options: dict[str, Any] = {"rounding": rounding, "rescale": rescale, "causal": case.causal, "strict": True}
+        if case.seqlens:
+            packed = x.q[0], x.k[0], x.v[0], x.cu_seqlens, x.cu_seqlens
+            varlen: Any = moon_diffusers.attention_varlen
+            return lambda: varlen(*packed, **options)[None]
         return lambda: moon_diffusers.attention(x.q, x.k, x.v, **options)
 
     label = f"moon {rounding}" + ("" if rescale == "auto" else f" {rescale}")
@@ -100,6 +97,28 @@ def aiter(cvt: int, label: str) -> Peer:
         return lambda: first(module.flash_attn_func(x.q, x.k, x.v, **options))
 
     return Peer(f"aiter {label}", version_of("aiter", "amd-aiter"), prepare, bound=bound_of(label))
+
+
+def aiter_ck() -> Peer:
+    """AITER's composable-kernel attention: `flash_attn_func` takes no assembly where a window is asked for, and this
+    window hides no key."""
+    module = importlib.import_module("aiter")
+
+    def prepare(case: Case, x: Inputs) -> Call:
+        if case.seqlens or case.causal:
+            raise Unsupported("the window that keeps AITER from its assembly is for dense calls")
+        longest = max(case.seqlen_q, case.seqlen_k)
+        return lambda: first(module.flash_attn_func(x.q, x.k, x.v, window_size=(longest, longest, 0)))
+
+    return Peer("aiter ck", version_of("aiter", "amd-aiter"), prepare)
+
+
+def named(module_name: str, attribute: str = "") -> Peer:
+    """A kernel that is looked for and not called: raises ImportError, saying what was found, in every case."""
+    module = importlib.import_module(module_name)
+    if attribute and not hasattr(module, attribute):
+        raise ImportError(f"{module_name} has no {attribute}")
+    raise ImportError(f"{module_name} is here; no call of it is wired, run its own benchmark beside this one")
 
 
 def flash_attn() -> Peer:
@@ -213,6 +232,9 @@ def factories(rescales: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], Pee
             yield f"moon {rounding} {rescale}", lambda a=rounding, b=rescale: ours(a, b)  # type: ignore[misc]
     for cvt, label in enumerate(("rtne", "rtna", "rtz")):
         yield f"aiter {label}", lambda a=cvt, b=label: aiter(a, b)  # type: ignore[misc]
+    yield "aiter ck", aiter_ck
+    yield "aiter v4", lambda: named("aiter", "fmha_v4_fwd")
+    yield "aiter opus", lambda: named("aiter", "opus")
     for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
         yield f"torch {backend.name}", lambda a=backend: torch_sdpa(a)  # type: ignore[misc]
     yield "flash-attn 4", flash_attn_4
@@ -221,6 +243,8 @@ def factories(rescales: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], Pee
     yield "flashinfer", flashinfer
     yield "sageattention", sage_attention
     yield "triton", flex_attention
+    # Last: it brings a runtime of its own, and wants a process of its own.
+    yield "modular max", lambda: named("max")
 
 
 @dataclass(frozen=True, slots=True)
