@@ -135,9 +135,10 @@ def model_timing(
 
     for data in kinds:
         compare(data, lambda subject, data=data: (_launch if whole else _steady)(subject, keys, data))  # type: ignore[misc]
-    for call in _captured_calls(captured):
-        click.echo(f"{call.module}, step {call.step}, {call.k.shape[1]} keys, whole launch:")
-        compare(f"captured {call.k.shape[1]}", lambda subject, call=call: _captured(subject, call))  # type: ignore[misc]
+    calls = _captured_calls(captured)
+    for number, call in enumerate(calls, 1):
+        click.echo(f"captured {number}: {_describe(call)}, whole launch")
+        compare(f"captured {number}", lambda subject, call=call: _captured(subject, call))  # type: ignore[misc]
     for name in tables:
         click.echo("\n" + (comparison.limits if name == "limits" else comparison.energy)(rows))
     first = next((row for row in rows if row.kernel.startswith("moon rtne")), None)
@@ -153,7 +154,7 @@ def model_timing(
         from moon_diffusers.evidence.timing.timeline import draw
         from moon_diffusers.evidence.timing.traces import trace
 
-        subject = Subject("moon", arch, comparison.ROUNDINGS[arch][0], comparison.RESCALES[arch][-1])
+        subject = Subject("moon", arch, comparison.ROUNDINGS[arch][0], comparison.RESCALES[arch][0])
         draw(trace(subject, keys, kinds[0]), constants.PUBLISHED[arch], timeline, f"{subject.name} on {arch}, modelled")
         click.echo(f"timeline: {timeline}")
     if output:
@@ -169,6 +170,7 @@ def model_timing(
             "drawn": len(sets),
             "kept": len(kept),
             "whole": whole,
+            "captured": {f"captured {number}": _describe(call) for number, call in enumerate(calls, 1)},
             "rows": [comparison.as_json(row) for row in rows],
         }
         with whole_file(output) as path:
@@ -207,6 +209,10 @@ def _captured_calls(path: Path | None) -> list[CapturedCall]:
     from moon_diffusers.evidence.capture import load
 
     return load(path) if path else []
+
+
+def _describe(call: CapturedCall) -> str:
+    return f"{call.module}, step {call.step}, {call.k.shape[1]} keys"
 
 
 def _captured(subject: Subject, call: CapturedCall) -> Whole:

@@ -13,7 +13,8 @@ from .proxies import Proxies
 from .traces import Subject
 
 ROUNDINGS = {"gfx942": ("rtne", "rtna", "rtz"), "gfx950": ("rtne",)}
-RESCALES = {"gfx942": ("exact", "lazy"), "gfx950": ("lazy",)}
+#: The default first.
+RESCALES = {"gfx942": ("lazy", "exact"), "gfx950": ("lazy",)}
 #: Order of the tables' columns.
 UNITS = ("matrix", "port", "lds", "l1")
 WAITS = ("port", "matrix", "result", "vmcnt", "lgkmcnt", "barrier", "category", "nop")
