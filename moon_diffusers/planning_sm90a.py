@@ -9,7 +9,6 @@ from .routing import Route, workgroups
 
 #: Query rows of a block, of the warpgroups of which each has 64.
 BLOCK_ROWS = 192
-KEYS = 80
 #: Rows of one copy of q, those of a warpgroup; one of k or v is a tile of keys.
 QUERY_BOX = 64
 #: A copy takes half of the head dim: 128 bytes, the swizzle's width.
@@ -34,11 +33,11 @@ def plan_sm90a(problem: Problem, route: Route, device: DeviceInfo) -> LaunchPlan
         PlanError: the manifest names another block of rows or keys, another cluster, or no merge.
     """
     forward, merge = route.forward, route.merge
-    if (forward.rows, forward.keys) != (BLOCK_ROWS * forward.cluster, KEYS) or merge is None:
-        raise PlanError(f"{forward.name}: the family 'sm90a' has {BLOCK_ROWS} rows a block, {KEYS} keys and a merge")
+    if forward.rows != BLOCK_ROWS * forward.cluster or merge is None:
+        raise PlanError(f"{forward.name}: the family 'sm90a' has {BLOCK_ROWS} rows a block and a merge")
     clusters = device.clusters or max(device.cu_count // forward.cluster, 1)
     blocks = workgroups(problem, forward)
-    tiles = -(-problem.seqlen_k // KEYS)
+    tiles = -(-problem.seqlen_k // forward.keys)
     # Blocks of unequal lengths fill the device by themselves, once there are enough of them.
     uneven = problem.causal or problem.has_seqlens_k or problem.has_cu_seqlens
     part_bytes = forward.rows // QUERY_BOX * PARTIAL_BYTES
@@ -50,7 +49,7 @@ def plan_sm90a(problem: Problem, route: Route, device: DeviceInfo) -> LaunchPlan
     work = first_split + split_blocks * parts
     values: dict[str, Value] = {
         **arguments(problem),
-        **tensor_maps(problem),
+        **tensor_maps(problem, forward.keys),
         "first_split": first_split,
         "num_splits": parts,
         "workspace": Pointer("workspace") if parts > 1 else 0,
@@ -72,7 +71,7 @@ def split(blocks: int, tiles: int, clusters: int, part_bytes: int) -> tuple[int,
 
     Args:
         blocks: row blocks, all heads and batch entries.
-        tiles: 80-key tiles of a block.
+        tiles: tiles of keys of a block.
         clusters: those that run at once.
         part_bytes: what one part of a row block leaves for the merge.
 
@@ -94,8 +93,12 @@ def split(blocks: int, tiles: int, clusters: int, part_bytes: int) -> tuple[int,
     return (blocks - tail, best_parts) if best_parts > 1 else (blocks, 1)
 
 
-def tensor_maps(problem: Problem) -> dict[str, Value]:
-    """q, k and v as (head dim, rows, heads, batch entries); packed sequences are one entry with all rows."""
+def tensor_maps(problem: Problem, keys: int) -> dict[str, Value]:
+    """q, k and v as (head dim, rows, heads, batch entries); packed sequences are one entry with all rows.
+
+    Args:
+        keys: of a tile.
+    """
     packed = problem.has_cu_seqlens
     batch = 1 if packed else problem.batch
     rows_q, rows_k = (problem.total_q, problem.total_k) if packed else (problem.seqlen_q, problem.seqlen_k)
@@ -103,8 +106,8 @@ def tensor_maps(problem: Problem) -> dict[str, Value]:
         raise PlanError(f"{problem.shape_text()}: packed sequences of {rows_q} rows and {rows_k} keys together")
     return {
         "q_map": _map("q", rows_q, problem.num_heads, batch, problem.q_strides, QUERY_BOX),
-        "k_map": _map("k", rows_k, problem.num_heads_kv, batch, problem.k_strides, KEYS),
-        "v_map": _map("v", rows_k, problem.num_heads_kv, batch, problem.v_strides, KEYS),
+        "k_map": _map("k", rows_k, problem.num_heads_kv, batch, problem.k_strides, keys),
+        "v_map": _map("v", rows_k, problem.num_heads_kv, batch, problem.v_strides, keys),
     }
 
 

@@ -69,6 +69,8 @@ class KernelSpec:
         value_prepass, merge: names of the kernels that must run before and after it, empty for none.
         least_keys, least_row_blocks: keys of an entry, and row blocks of all together, from which on it is better than the
             next kernel that fits.
+        key_cost: time a key, those that fill the last tile included, relative to the architecture's other kernels; the
+            cheaper one is taken. 0 where it does not matter.
         slower: calls that it leaves to torch, which is faster there.
     """
 
@@ -97,6 +99,7 @@ class KernelSpec:
     merge: str = ""
     least_keys: int = 0
     least_row_blocks: int = 0
+    key_cost: float = 0.0
     slower: tuple[Slower, ...] = ()
 
 
@@ -170,6 +173,10 @@ def _is_large_enough(problem: Problem, kernel: KernelSpec) -> bool:
     return problem.seqlen_k >= kernel.least_keys and workgroups(problem, kernel) >= kernel.least_row_blocks
 
 
+def _key_cost(problem: Problem, kernel: KernelSpec) -> float:
+    return kernel.key_cost * kernel.keys * -(-problem.seqlen_k // kernel.keys)
+
+
 def _reaches_rows(problem: Problem, kernel: KernelSpec) -> bool:
     if problem.seqlen_k == 1:  # then the stride is never used
         return True
@@ -240,7 +247,7 @@ def route(problem: Problem, target: Target) -> Route | Fallback:
         if not aligned:
             return Fallback(SLOWER, problem.shape_text())
     # Kernels made for larger calls come last, so that they still serve where nothing else can.
-    aligned.sort(key=lambda kernel: not _is_large_enough(problem, kernel))
+    aligned.sort(key=lambda kernel: (not _is_large_enough(problem, kernel), _key_cost(problem, kernel)))
     by_name = {kernel.name: kernel for kernel in target.kernels}
     chosen: Route | None = None
     too_large = False

@@ -147,35 +147,42 @@ def cdna4() -> tuple[CodeObject, ...]:
 
 
 def sm90a() -> tuple[CodeObject, ...]:
-    """The Hopper kernels, by blocks of a cluster and mask; and for each the merge of its split row blocks."""
+    """The Hopper kernels, by blocks of a cluster, keys of a tile and mask; for each the merge of its split row blocks."""
     forward, merge = [], []
-    for causal in (False, True):
-        for cluster in (2, 1):
-            name = "moon_attention_sm90a" + ("_solo" if cluster == 1 else "") + ("_causal" if causal else "")
-            variant: dict[str, object] = {
-                "family": "sm90a",
-                "rounding": "rtne",
-                "rescale": "lazy",
-                "rows_per_workgroup": 192 * cluster,
-                "cluster": cluster,
-                "keys_per_tile": 80,
-                # Two blocks that share K and V win where these outgrow the L2 (6 % at 75,600 keys), are as good or 1 %
-                # better on other large grids, and lose up to 30 % where too few of their large row blocks leave units
-                # idle; under a causal mask they wait for each other. Measured on an H200.
-                "least_row_blocks": 256 if cluster == 2 else 0,
-                "least_keys": 40_000 if cluster == 2 and causal else 0,
-                "alignment": 16,
-                # A tensor map's strides are below 2^40 bytes.
-                "strides": [0, 2**39 - 8],
-                "scales": [1e-18, 1e18],
-                "dynamic_lds": 225_808,
-                "grid": "linear",
-                "features": ["lse", "gqa", "seqlens_k", "cu_seqlens", *(["causal"] if causal else [])],
-                "requires": ["causal"] if causal else [],
-                "merge": f"{name}_merge",
-            }
-            forward.append(Kernel(name, "forward", "sm90a", variant))
-            merge.append(Kernel(f"{name}_merge", "merge", "sm90a"))
+    for suffix, cluster, keys, causal in (
+        ("", 2, 80, False),
+        ("_solo", 1, 80, False),
+        ("_short", 1, 64, False),
+        ("_causal", 2, 80, True),
+        ("_solo_causal", 1, 80, True),
+    ):
+        name = f"moon_attention_sm90a{suffix}"
+        variant: dict[str, object] = {
+            "family": "sm90a",
+            "rounding": "rtne",
+            "rescale": "lazy",
+            "rows_per_workgroup": 192 * cluster,
+            "cluster": cluster,
+            "keys_per_tile": keys,
+            # Smaller tiles waste less where a short key axis ends within one, and cost more else. Measured on an H200.
+            "key_cost": 1.0 if keys == 80 else 1.05,
+            # Two blocks that share K and V win where these outgrow the L2 (6 % at 75,600 keys), are as good or 1 %
+            # better on other large grids, and lose up to 30 % where too few of their large row blocks leave units
+            # idle; under a causal mask they wait for each other. Measured on an H200.
+            "least_row_blocks": 256 if cluster == 2 else 0,
+            "least_keys": 40_000 if cluster == 2 and causal else 0,
+            "alignment": 16,
+            # A tensor map's strides are below 2^40 bytes.
+            "strides": [0, 2**39 - 8],
+            "scales": [1e-18, 1e18],
+            "dynamic_lds": 225_808,
+            "grid": "linear",
+            "features": ["lse", "gqa", "seqlens_k", "cu_seqlens", *(["causal"] if causal else [])],
+            "requires": ["causal"] if causal else [],
+            "merge": f"{name}_merge",
+        }
+        forward.append(Kernel(name, "forward", "sm90a", variant))
+        merge.append(Kernel(f"{name}_merge", "merge", "sm90a"))
     folder = KERNELS / "sm90a"
     return (
         CodeObject("attention-sm_90a.cubin", "sm_90a", folder / "attention.cu", tuple(forward)),

@@ -210,5 +210,6 @@ def _kernel(entry: dict[str, Any], arch: str, layouts: dict[str, Layout]) -> Ker
         merge=variant.get("merge", ""),
         least_keys=variant.get("least_keys", 0),
         least_row_blocks=variant.get("least_row_blocks", 0),
+        key_cost=variant.get("key_cost", 0.0),
         slower=tuple(Slower(**rule) for rule in variant.get("slower", ())),
     )

@@ -260,7 +260,7 @@ int cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned 
     __atomic_add_fetch(&attempts, 1, __ATOMIC_SEQ_CST);
     NEED_CONTEXT;
     if (f->context != current()) return INVALID_HANDLE;
-    int merging = strstr(f->name, "merge") != 0, cluster = strstr(f->name, "solo") ? 1 : 2;
+    int merging = strstr(f->name, "merge") != 0, cluster = strstr(f->name, "solo") || strstr(f->name, "short") ? 1 : 2;
     rows_of_a_block = 192 * cluster;
     if (!f->ready || !params || extra || gy != 1 || gz != 1 || !gx || by != 1 || bz != 1 || mode == REFUSE) return INVALID_VALUE;
     if (bx != (merging ? 128 : 512) || shared > (f->dynamic > 49152 ? f->dynamic : 49152)) return INVALID_VALUE;
@@ -270,7 +270,7 @@ int cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned 
     int per_head = (a.sq + ROWS - 1) / ROWS, blocks = per_head * a.heads * a.batch, split = blocks - a.first_split;
     const Map *maps[] = {&a.q_map, &a.k_map, &a.v_map};
     for (int i = 0; i < 3; i++)
-        if (maps[i]->magic != MAGIC || maps[i]->dims[0] != 128 || maps[i]->box[0] != 64 || maps[i]->box[1] != (i ? 80 : 64)) return INVALID_VALUE;
+        if (maps[i]->magic != MAGIC || maps[i]->dims[0] != 128 || maps[i]->box[0] != 64 || maps[i]->box[1] != (i && !strstr(f->name, "short") ? 80 : 64)) return INVALID_VALUE;
     if (a.q_map.address != a.q || a.k_map.address != a.k) return INVALID_VALUE;
     if ((a.splits > 1) != (a.workspace != 0) || a.splits < 1 || split < 0 || (a.splits == 1 && split)) return INVALID_VALUE;
     if (merging && gx != (unsigned)(split * ROWS / 64)) return INVALID_VALUE;

@@ -119,6 +119,19 @@ def test_uneven_calls_are_split_on_an_idle_device_only(changes: dict[str, object
     assert len(planned(replace(few, batch_invariant=True)).launches) == 1
 
 
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [(64, "short"), (77, "attention"), (128, "short"), (257, "attention"), (512, "short"), (8192, "attention")],
+)
+def test_tiles_that_end_with_the_keys_are_preferred(keys: int, name: str) -> None:
+    short = replace(KERNEL, name="short", cluster=1, rows=192, keys=64, key_cost=1.05)
+    target = Target("sm_90a", (replace(KERNEL, key_cost=1.0), short, MERGE))
+    outcome = route(problem(seqlen_k=keys), target)
+    assert isinstance(outcome, Route) and outcome.forward.name == name
+    maps = plan(problem(seqlen_k=keys), outcome, DEVICE).launches[0].values
+    assert isinstance(maps["k_map"], TensorMap) and maps["k_map"].box == (64, outcome.forward.keys, 1, 1)
+
+
 def test_maps_are_the_tensors() -> None:
     call = problem(batch=2, num_heads=12, seqlen=1000, num_heads_kv=3, seqlen_k=77)
     values = planned(replace(call, k_strides=(5000 * 8, 384, 392))).launches[0].values
@@ -161,10 +174,9 @@ def test_a_manifest_of_another_shape_is_refused() -> None:
     for kernel, merge in (
         (KERNEL, None),
         (replace(KERNEL, rows=192), MERGE),
-        (replace(KERNEL, keys=64), MERGE),
         (replace(KERNEL, cluster=1), MERGE),
     ):
-        with pytest.raises(PlanError, match="the family 'sm90a' has 192 rows a block, 80 keys and a merge"):
+        with pytest.raises(PlanError, match="the family 'sm90a' has 192 rows a block and a merge"):
             plan(problem(), Route(kernel, merge=merge), DEVICE)
 
 

@@ -45,35 +45,38 @@ struct Consumer {
 };
 
 // S = Q K of the tile in `slot`.
-MOON_DEVICE void start_scores(Rows &r, const Consumer &c, u32 slot) {
+template <typename Shape>
+MOON_DEVICE void start_scores(Tile<Shape> &r, const Consumer &c, u32 slot) {
     const u32 query = descriptor_low(c.items.query(), 16);
-    const u32 key = descriptor_low(c.ring.shared + kRingOffset, 16) + slot * (kTileBytes / 16);
+    const u32 key = descriptor_low(c.ring.shared + kRingOffset, 16) + slot * (kSlotBytes / 16);
     keep(r.s);
     mma_fence();
 #pragma unroll
     for (u32 k = 0; k < kHeadDim / 16; k++) {
-        mma_scores(r.s, query + k / 4 * (kQueryHalf / 16) + k % 4 * 2, key + k / 4 * (kTileHalf / 16) + k % 4 * 2,
-                   k != 0);
+        mma_scores(r.s, query + k / 4 * (kQueryHalf / 16) + k % 4 * 2,
+                   key + k / 4 * (Shape::tile_half / 16) + k % 4 * 2, k != 0);
     }
     mma_commit();
 }
 
 // O += P V of the tile in `slot`.
-MOON_DEVICE void start_output(Rows &r, const Consumer &c, u32 slot) {
-    const u32 value = descriptor_low(c.ring.shared + kRingOffset, kTileHalf) + slot * (kTileBytes / 16);
+template <typename Shape>
+MOON_DEVICE void start_output(Tile<Shape> &r, const Consumer &c, u32 slot) {
+    const u32 value = descriptor_low(c.ring.shared + kRingOffset, Shape::tile_half) + slot * (kSlotBytes / 16);
     keep(r.o);
     mma_fence();
 #pragma unroll
-    for (u32 k = 0; k < kKeys / 16; k++) mma_values(r.o, r.p + 4 * k, value + k * (16 * 128 / 16));
+    for (u32 k = 0; k < Shape::keys / 16; k++) mma_values(r.o, r.p + 4 * k, value + k * (16 * 128 / 16));
     mma_commit();
 }
 
 // Rows of a V tile beyond the last key hold whatever follows it in memory: a key length or a packed sequence ends where
 // the tensor does not. P is 0 there, which NaN survives.
+template <typename Shape>
 MOON_DEVICE void clear_beyond(u32 tile, i32 keys, u32 group) {
-    for (i32 i = keys * 8 + (i32)(thread_id() % kWarpgroup); i < kKeys * 8; i += kWarpgroup) {
+    for (i32 i = keys * 8 + (i32)(thread_id() % kWarpgroup); i < Shape::keys * 8; i += kWarpgroup) {
         store_shared_zero(tile + (u32)i * 16);
-        store_shared_zero(tile + kTileHalf + (u32)i * 16);
+        store_shared_zero(tile + Shape::tile_half + (u32)i * 16);
     }
     async_proxy_fence();
     warpgroup_sync(1 + group);
@@ -81,28 +84,28 @@ MOON_DEVICE void clear_beyond(u32 tile, i32 keys, u32 group) {
 
 // The item's last `tiles` are computed; the others, which come first, pass by.
 template <typename Shape>
-MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 begin, i32 tiles, i32 skipped) {
+MOON_DEVICE void attend(Tile<Shape> &r, Consumer &c, const Sm90aArgs &a, i32 begin, i32 tiles, i32 skipped) {
     const f32 scale_log2 = a.softmax_scale * kLog2E;
     i32 tile = begin + tiles - 1;
     const i32 settled = tile - kEarlyTiles;
     {
         const Note note = read_note(c.items.note());
-        const i32 keys = note.work.keys - tile * kKeys;
+        const i32 keys = note.work.keys - tile * Shape::keys;
         if (skipped > 0) c.let_pass(2 * skipped - 1);
         const u32 key_slot = c.take();
         start_scores(r, c, key_slot);
         mma_wait<0>(r.s);
         c.give_back(key_slot);
-        if (Shape::causal || keys < kKeys) mask<Shape>(r, note, tile);
+        if (Shape::causal || keys < Shape::keys) mask<Shape>(r, note, tile);
         set_references(r, scale_log2);
         exponentiate(r, scale_log2);
         accept_first(r);
         if (skipped > 0) c.let_pass(1);
-        if (keys < kKeys && (a.seqlens_k || a.cu_seqlens_k)) {
+        if (keys < Shape::keys && (a.seqlens_k || a.cu_seqlens_k)) {
             Ring value = c.ring;
             if (tiles > 1) value.advance();
             value.wait_full();
-            clear_beyond(value.tile(), keys, c.items.group);
+            clear_beyond<Shape>(value.tile(), keys, c.items.group);
         }
     }
     bool edge = Shape::causal;  // some row of the warp has seen no key yet; from then on, tiles need no mask
@@ -139,7 +142,7 @@ MOON_DEVICE void attend(Rows &r, Consumer &c, const Sm90aArgs &a, i32 begin, i32
 template <typename Shape>
 MOON_DEVICE void consume(const Sm90aArgs &a, u32 shared, u32 rank, u32 group) {
     Consumer c = {{shared, 0, 0}, {shared, group, 0}, release_address<Shape>(shared, thread_id() % kWarpgroup)};
-    Rows r;
+    Tile<Shape> r;
     const i32 clusters = (i32)grid_blocks() / Shape::cluster;
 #pragma unroll 1
     for (i32 item = (i32)block_id() / Shape::cluster; item < work_items<Shape>(a); item += clusters) {
@@ -192,13 +195,14 @@ MOON_DEVICE void attention(const Sm90aArgs &a, const void *dynamic_shared) {
 extern "C" {
 extern __shared__ __attribute__((aligned(1024))) unsigned char moon_shared[];
 
-#define MOON_KERNEL(name, blocks, causal)                                    \
-    __global__ void __launch_bounds__(512, 1) __cluster_dims__(blocks, 1, 1) \
-        name(const __grid_constant__ moon::Sm90aArgs args) {                 \
-        moon::attention<moon::ShapeOf<blocks, causal>>(args, moon_shared);   \
+#define MOON_KERNEL(name, blocks, keys, causal)                                  \
+    __global__ void __launch_bounds__(512, 1) __cluster_dims__(blocks, 1, 1)     \
+        name(const __grid_constant__ moon::Sm90aArgs args) {                     \
+        moon::attention<moon::ShapeOf<blocks, keys, causal>>(args, moon_shared); \
     }
-MOON_KERNEL(moon_attention_sm90a, 2, false)
-MOON_KERNEL(moon_attention_sm90a_causal, 2, true)
-MOON_KERNEL(moon_attention_sm90a_solo, 1, false)
-MOON_KERNEL(moon_attention_sm90a_solo_causal, 1, true)
+MOON_KERNEL(moon_attention_sm90a, 2, 80, false)
+MOON_KERNEL(moon_attention_sm90a_causal, 2, 80, true)
+MOON_KERNEL(moon_attention_sm90a_solo, 1, 80, false)
+MOON_KERNEL(moon_attention_sm90a_solo_causal, 1, 80, true)
+MOON_KERNEL(moon_attention_sm90a_short, 1, 64, false)
 }

@@ -201,9 +201,11 @@ MOON_DEVICE void copy_tile_to(u32 to, const tensor_map *map, u32 barrier, i32 di
 
 // clang-format off
 #define MOON_R8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define MOON_R40(d) MOON_R8(d, 0), MOON_R8(d, 8), MOON_R8(d, 16), MOON_R8(d, 24), MOON_R8(d, 32)
+#define MOON_R32(d) MOON_R8(d, 0), MOON_R8(d, 8), MOON_R8(d, 16), MOON_R8(d, 24)
+#define MOON_R40(d) MOON_R32(d), MOON_R8(d, 32)
 #define MOON_R64(d) MOON_R40(d), MOON_R8(d, 40), MOON_R8(d, 48), MOON_R8(d, 56)
-#define MOON_N40 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39"
+#define MOON_N32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define MOON_N40 MOON_N32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define MOON_N64 MOON_N40 ",%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 // clang-format on
 
@@ -211,10 +213,15 @@ MOON_DEVICE void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 MOON_DEVICE void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // The accumulators stay where they are until here, whatever the compiler would like.
+MOON_DEVICE void keep(f32 (&d)[32]) { asm volatile("" : MOON_R32(d)::"memory"); }
 MOON_DEVICE void keep(f32 (&d)[40]) { asm volatile("" : MOON_R40(d)::"memory"); }
 MOON_DEVICE void keep(f32 (&d)[64]) { asm volatile("" : MOON_R64(d)::"memory"); }
 
 // Waits until at most `groups` committed groups are in flight; `d` may be read after.
+template <i32 groups>
+MOON_DEVICE void mma_wait(f32 (&d)[32]) {
+    asm volatile("wgmma.wait_group.sync.aligned %32;" : MOON_R32(d) : "n"(groups) : "memory");
+}
 template <i32 groups>
 MOON_DEVICE void mma_wait(f32 (&d)[40]) {
     asm volatile("wgmma.wait_group.sync.aligned %40;" : MOON_R40(d) : "n"(groups) : "memory");
@@ -232,13 +239,21 @@ MOON_DEVICE u32 descriptor_low(u32 address, u32 leading_bytes) {
     return (address & 0x3FFFF) / 16 | leading_bytes / 16 << 16;
 }
 
-// d (64 x 80) = or += a (64 x 16, shared) times b (80 x 16, shared) transposed.
+// d (64 x 80, 64 x 64) = or += a (64 x 16, shared) times b (80 or 64 x 16, shared) transposed.
 MOON_DEVICE void mma_scores(f32 (&d)[40], u32 a, u32 b, bool accumulate) {
     asm volatile(
         "{\n.reg .pred p;\n.reg .b64 da, db;\nmov.b64 da, {%40, %42};\nmov.b64 db, {%41, %42};\n"
         "setp.ne.b32 p, %43, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {" MOON_N40 "}, da, db, p, 1, 1, 0, 0;\n}"
         : MOON_R40(d)
+        : "r"(a), "r"(b), "r"(kDescriptorHigh), "r"((i32)accumulate));
+}
+MOON_DEVICE void mma_scores(f32 (&d)[32], u32 a, u32 b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .b64 da, db;\nmov.b64 da, {%32, %34};\nmov.b64 db, {%33, %34};\n"
+        "setp.ne.b32 p, %35, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" MOON_N32 "}, da, db, p, 1, 1, 0, 0;\n}"
+        : MOON_R32(d)
         : "r"(a), "r"(b), "r"(kDescriptorHigh), "r"((i32)accumulate));
 }
 // d (64 x 128) += a (64 x 16, registers) times b (16 x 128, shared).

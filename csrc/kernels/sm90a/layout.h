@@ -16,22 +16,12 @@ constexpr i32 kHeadDim = 128;
 constexpr i32 kConsumers = 3;   // warpgroups of a block that compute; one more loads
 constexpr i32 kGroupRows = 64;  // query rows of a warpgroup
 constexpr i32 kBlockRows = kConsumers * kGroupRows;
-constexpr i32 kKeys = 80;               // of a tile
-constexpr i32 kScores = kKeys / 2;      // fp32 of S that a thread holds
 constexpr i32 kOutputs = kHeadDim / 2;  // fp32 of O that a thread holds
 constexpr i32 kWarpgroup = 128;
 constexpr i32 kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr f32 kLn2 = 0.6931471805599453f;
 constexpr f32 kLog2E = 1.4426950408889634f;
 constexpr f32 kInfinity = __builtin_inff();
-
-// What the kernels differ in: blocks that share each tile of K and V (one, for small grids, or two), and the mask.
-template <i32 blocks, bool is_causal>
-struct ShapeOf {
-    static constexpr i32 cluster = blocks;
-    static constexpr i32 rows = blocks * kBlockRows;  // of a work item
-    static constexpr bool causal = is_causal;
-};
 
 // 152 x 384 + 56 x 128 are the 65,536 registers of a multiprocessor.
 constexpr i32 kConsumerRegisters = 152;
@@ -46,14 +36,14 @@ constexpr i32 kProducerRegisters = 56;
 constexpr u32 kSwizzleBytes = 1024;
 constexpr u32 kQueryHalf = kGroupRows * 128;
 constexpr u32 kQueryBytes = 2 * kQueryHalf;
-constexpr u32 kTileHalf = kKeys * 128;
-constexpr u32 kTileBytes = 2 * kTileHalf;
+constexpr i32 kMostKeys = 80;
+constexpr u32 kSlotBytes = 2 * kMostKeys * 128;
 constexpr u32 kOutputPitch = 2 * kHeadDim + 16;
 constexpr u32 kOutputBytes = kGroupRows * kOutputPitch;
 constexpr u32 kSlots = 6;
 constexpr u32 kNoteBytes = 64;
 constexpr u32 kRingOffset = kConsumers * kQueryBytes;
-constexpr u32 kOutputOffset = kRingOffset + kSlots * kTileBytes;
+constexpr u32 kOutputOffset = kRingOffset + kSlots * kSlotBytes;
 constexpr u32 kNoteOffset = kOutputOffset + kConsumers * kOutputBytes;
 constexpr u32 kFullOffset = kNoteOffset + 2 * kConsumers * kNoteBytes;
 constexpr u32 kEmptyOffset = kFullOffset + kSlots * 8;
@@ -62,6 +52,18 @@ constexpr u32 kQueryEmptyOffset = kQueryFullOffset + kConsumers * 8;
 constexpr u32 kSharedBytes = kQueryEmptyOffset + kConsumers * 8 + kSwizzleBytes;  // the last: room to align
 static_assert(kSharedBytes == 225808, "the manifest's dynamic_shared of these kernels; see csrc/build/targets.py");
 static_assert(kNoteOffset % 16 == 0, "notes are read 16 bytes at a time");
+
+// What the kernels differ in: blocks that share each tile of K and V (one, for small grids, or two), keys of a tile
+// (80, or 64 for short key axes that these divide better), and the mask.
+template <i32 blocks, i32 keys_of_tile, bool is_causal>
+struct ShapeOf {
+    static constexpr i32 keys = keys_of_tile;
+    static constexpr u32 tile_half = keys * 128;  // bytes of 64 dims
+    static_assert(keys <= kMostKeys && tile_half % kSwizzleBytes == 0, "a tile starts where the swizzle does");
+    static constexpr i32 cluster = blocks;
+    static constexpr i32 rows = blocks * kBlockRows;  // of a work item
+    static constexpr bool causal = is_causal;
+};
 
 // --- work ------------------------------------------------------------------------------------------------------------
 
@@ -81,11 +83,15 @@ struct Work {
 
 MOON_DEVICE i32 at_most(i32 a, i32 b) { return a < b ? a : b; }
 MOON_DEVICE i32 at_least(i32 a, i32 b) { return a > b ? a : b; }
-MOON_DEVICE i32 tiles_of(i32 keys) { return (keys + kKeys - 1) / kKeys; }
+template <typename Shape>
+MOON_DEVICE i32 tiles_of(i32 keys) {
+    return (keys + Shape::keys - 1) / Shape::keys;
+}
 
 // One past the last tile that row `row` of the sequence sees under the causal mask.
+template <typename Shape>
 MOON_DEVICE i32 causal_end(const Work &work, i32 row) {
-    return at_least(0, at_most(tiles_of(work.keys), tiles_of(row + 1 + work.keys - work.rows)));
+    return at_least(0, at_most(tiles_of<Shape>(work.keys), tiles_of<Shape>(row + 1 + work.keys - work.rows)));
 }
 
 template <typename Shape>
@@ -139,8 +145,8 @@ MOON_DEVICE Work find_work(const Sm90aArgs &a, i32 item) {
     }
     if (seqlens_k) work.keys = at_least(0, at_most(work.keys, seqlens_k[work.batch]));
 
-    i32 tiles = tiles_of(work.keys);
-    if (Shape::causal) tiles = causal_end(work, at_most(work.first_row + Shape::rows, work.rows) - 1);
+    i32 tiles = tiles_of<Shape>(work.keys);
+    if (Shape::causal) tiles = causal_end<Shape>(work, at_most(work.first_row + Shape::rows, work.rows) - 1);
     work.begin = (i32)((i64)tiles * part / parts);
     work.end = (i32)((i64)tiles * (part + 1) / parts);
     return work;
@@ -170,7 +176,7 @@ MOON_DEVICE Note note_of(const Work &work, u32 rank, u32 group) {
     note.tiles = all;
     if (Shape::causal) {
         const i32 last_row = at_most(note.group_row + kGroupRows, work.rows) - 1;
-        note.tiles = at_least(0, at_most(work.end, causal_end(work, last_row)) - work.begin);
+        note.tiles = at_least(0, at_most(work.end, causal_end<Shape>(work, last_row)) - work.begin);
     }
     if (note.group_row >= work.rows) note.tiles = 0;
     note.skipped = all - note.tiles;

@@ -54,12 +54,13 @@ MOON_DEVICE void merge(const Sm90aArgs &a, const void *staging) {
 extern "C" {
 static __shared__ __attribute__((aligned(16))) unsigned char moon_staging[moon::kOutputBytes];
 
-#define MOON_KERNEL(name, blocks, causal)                                                       \
+#define MOON_KERNEL(name, blocks, keys, causal)                                                 \
     __global__ void __launch_bounds__(128) name(const __grid_constant__ moon::Sm90aArgs args) { \
-        moon::merge<moon::ShapeOf<blocks, causal>>(args, moon_staging);                         \
+        moon::merge<moon::ShapeOf<blocks, keys, causal>>(args, moon_staging);                   \
     }
-MOON_KERNEL(moon_attention_sm90a_merge, 2, false)
-MOON_KERNEL(moon_attention_sm90a_causal_merge, 2, true)
-MOON_KERNEL(moon_attention_sm90a_solo_merge, 1, false)
-MOON_KERNEL(moon_attention_sm90a_solo_causal_merge, 1, true)
+MOON_KERNEL(moon_attention_sm90a_merge, 2, 80, false)
+MOON_KERNEL(moon_attention_sm90a_causal_merge, 2, 80, true)
+MOON_KERNEL(moon_attention_sm90a_solo_merge, 1, 80, false)
+MOON_KERNEL(moon_attention_sm90a_solo_causal_merge, 1, 80, true)
+MOON_KERNEL(moon_attention_sm90a_short_merge, 1, 64, false)
 }

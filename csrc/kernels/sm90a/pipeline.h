@@ -13,7 +13,7 @@ struct Ring {
     u32 shared;  // address of the block's shared memory
     u32 slot, parity;
 
-    MOON_DEVICE u32 tile() const { return shared + kRingOffset + slot * kTileBytes; }
+    MOON_DEVICE u32 tile() const { return shared + kRingOffset + slot * kSlotBytes; }
     MOON_DEVICE u32 full() const { return shared + kFullOffset + slot * 8; }
     MOON_DEVICE u32 empty() const { return shared + kEmptyOffset + slot * 8; }
     MOON_DEVICE void wait_full() const { barrier_wait(full(), parity); }
@@ -85,13 +85,13 @@ MOON_DEVICE void pass(Ring &ring, i32 tiles, u32 group, u32 release_to) {
 template <typename Shape>
 MOON_DEVICE void load_tile(Ring &ring, u32 rank, const tensor_map *map, i32 tile, const Work &work) {
     ring.wait_empty();
-    barrier_expect(ring.full(), kTileBytes);
-    const i32 row = work.row0_k + tile * kKeys;
+    barrier_expect(ring.full(), 2 * Shape::tile_half);
+    const i32 row = work.row0_k + tile * Shape::keys;
     if (Shape::cluster == 1) {
         copy_tile(ring.tile(), map, ring.full(), 0, row, work.head_kv, work.map_batch);
-        copy_tile(ring.tile() + kTileHalf, map, ring.full(), 64, row, work.head_kv, work.map_batch);
+        copy_tile(ring.tile() + Shape::tile_half, map, ring.full(), 64, row, work.head_kv, work.map_batch);
     } else {
-        copy_tile_to(ring.tile() + rank * kTileHalf, map, ring.full(), (i32)rank * 64, row, work.head_kv,
+        copy_tile_to(ring.tile() + rank * Shape::tile_half, map, ring.full(), (i32)rank * 64, row, work.head_kv,
                      work.map_batch, (1 << Shape::cluster) - 1);
     }
     ring.advance();

@@ -24,12 +24,17 @@ constexpr f32 kLost = 0x1p100f;
 
 // One thread's share of a warpgroup's state: two rows, lane / 4 of its warp's 16 and 8 below.
 struct Rows {
-    f32 s[kScores];      // S, then P unrounded; columns 8 j + 2 (lane % 4) + 0, 1 in elements 4 j + 0, 1 (+ 2: below)
-    u32 p[kScores / 2];  // P rounded, as the A operand of the second product
-    f32 o[kOutputs];     // O, not divided
-    f32 sum[2];          // of P over this thread's columns
-    f32 tile_sum[2];     // the same, of this tile alone
-    f32 reference[2];    // log2 units
+    f32 sum[2];        // of P over this thread's columns
+    f32 tile_sum[2];   // the same, of this tile alone
+    f32 reference[2];  // log2 units
+    f32 o[kOutputs];   // O, not divided
+};
+
+template <typename Shape>
+struct Tile : Rows {
+    static constexpr i32 count = Shape::keys / 2;
+    f32 s[count];      // S, then P unrounded; columns 8 j + 2 (lane % 4) + 0, 1 in elements 4 j + 0, 1 (+ 2: below)
+    u32 p[count / 2];  // P rounded, as the A operand of the second product
 };
 
 MOON_DEVICE f32 quad_max(f32 x) {
@@ -42,12 +47,13 @@ MOON_DEVICE f32 quad_sum(f32 x) {
 }
 
 // Largest element of s in each of the two rows.
-MOON_DEVICE void row_max(const Rows &r, f32 (&largest)[2]) {
+template <typename Shape>
+MOON_DEVICE void row_max(const Tile<Shape> &r, f32 (&largest)[2]) {
 #pragma unroll
     for (i32 row = 0; row < 2; row++) {
         f32 even = r.s[2 * row], odd = r.s[2 * row + 1];
 #pragma unroll
-        for (i32 j = 1; j < kScores / 4; j++) {
+        for (i32 j = 1; j < r.count / 4; j++) {
             even = max(even, r.s[4 * j + 2 * row]);
             odd = max(odd, r.s[4 * j + 2 * row + 1]);
         }
@@ -56,12 +62,13 @@ MOON_DEVICE void row_max(const Rows &r, f32 (&largest)[2]) {
 }
 
 // s becomes P, and tile_sum its sums.
-MOON_DEVICE void exponentiate(Rows &r, f32 scale_log2) {
+template <typename Shape>
+MOON_DEVICE void exponentiate(Tile<Shape> &r, f32 scale_log2) {
 #pragma unroll
     for (i32 row = 0; row < 2; row++) {
         f32 even = 0, odd = 0;
 #pragma unroll
-        for (i32 j = 0; j < kScores / 4; j++) {
+        for (i32 j = 0; j < r.count / 4; j++) {
             f32 &a = r.s[4 * j + 2 * row], &b = r.s[4 * j + 2 * row + 1];
             a = exp2(fma(a, scale_log2, -r.reference[row]));
             b = exp2(fma(b, scale_log2, -r.reference[row]));
@@ -74,8 +81,8 @@ MOON_DEVICE void exponentiate(Rows &r, f32 scale_log2) {
 
 // Hides the keys of a tile that are beyond the last one, or beyond what this thread's rows may see.
 template <typename Shape>
-MOON_DEVICE void mask(Rows &r, const Note &note, i32 tile) {
-    const i32 left = note.work.keys - tile * kKeys;
+MOON_DEVICE void mask(Tile<Shape> &r, const Note &note, i32 tile) {
+    const i32 left = note.work.keys - tile * Shape::keys;
     i32 limit0 = left, limit1 = left;
     if (Shape::causal) {
         limit0 = at_most(left, row_of(note) + 1 + left - note.work.rows);
@@ -83,14 +90,15 @@ MOON_DEVICE void mask(Rows &r, const Note &note, i32 tile) {
     }
     const u32 lane = thread_id() % 32;
 #pragma unroll
-    for (i32 i = 0; i < kScores; i++) {
+    for (i32 i = 0; i < r.count; i++) {
         const i32 column = i / 4 * 8 + (i32)(lane % 4) * 2 + i % 2;
         if (column >= (i % 4 < 2 ? limit0 : limit1)) r.s[i] = -kInfinity;
     }
 }
 
 // References from a tile's scores for rows that have summed nothing yet.
-MOON_DEVICE void set_references(Rows &r, f32 scale_log2) {
+template <typename Shape>
+MOON_DEVICE void set_references(Tile<Shape> &r, f32 scale_log2) {
     f32 largest[2];
     row_max(r, largest);
 #pragma unroll
@@ -116,15 +124,17 @@ MOON_DEVICE bool is_suspect(const Rows &r, f32 doubt) {
 }
 
 // Takes the tile's sums in and rounds P.
-MOON_DEVICE void accept(Rows &r) {
+template <typename Shape>
+MOON_DEVICE void accept(Tile<Shape> &r) {
     r.sum[0] += r.tile_sum[0];
     r.sum[1] += r.tile_sum[1];
 #pragma unroll
-    for (i32 i = 0; i < kScores / 2; i++) r.p[i] = pack_bf16(r.s[2 * i], r.s[2 * i + 1]);
+    for (i32 i = 0; i < r.count / 2; i++) r.p[i] = pack_bf16(r.s[2 * i], r.s[2 * i + 1]);
 }
 
 // The first tile's sums, spread evenly over the four threads of a row: what each compares with later.
-MOON_DEVICE void accept_first(Rows &r) {
+template <typename Shape>
+MOON_DEVICE void accept_first(Tile<Shape> &r) {
     accept(r);
     r.sum[0] = 0.25f * quad_sum(r.sum[0]);
     r.sum[1] = 0.25f * quad_sum(r.sum[1]);
@@ -137,7 +147,7 @@ MOON_DEVICE u32 load_pair(const u16 *from) { return *reinterpret_cast<const u32 
 // Scores of this warp's 16 rows against tile `tile`, once more and from global memory: the exponents overflowed, or
 // there was no reference.
 template <typename Shape>
-MOON_DEVICE void compute_scores_again(Rows &r, const Sm90aArgs &a, u32 note_address, i32 tile) {
+MOON_DEVICE void compute_scores_again(Tile<Shape> &r, const Sm90aArgs &a, u32 note_address, i32 tile) {
     const Note note = read_note(note_address);
     const Work &work = note.work;
     const i32 row = row_of(note);
@@ -150,10 +160,10 @@ MOON_DEVICE void compute_scores_again(Rows &r, const Sm90aArgs &a, u32 note_addr
     const i64 below = (i64)(at_most(row + 8, work.rows - 1) - at_most(row, work.rows - 1)) * a.q_stride_row;
     // Q again for every eight keys, so that one pointer into K is enough: registers are short, this path is not taken.
 #pragma unroll
-    for (i32 j = 0; j < kKeys / 8; j++) {
+    for (i32 j = 0; j < Shape::keys / 8; j++) {
         f32 *scores = r.s + 4 * j;
         scores[0] = scores[1] = scores[2] = scores[3] = 0;
-        const u16 *at = k + at_most(tile * kKeys + 8 * j + (i32)lane / 4, work.keys - 1) * a.k_stride_row;
+        const u16 *at = k + at_most(tile * Shape::keys + 8 * j + (i32)lane / 4, work.keys - 1) * a.k_stride_row;
 #pragma unroll 1
         for (i32 dim = 0; dim < kHeadDim; dim += 16) {
             const u32 qa[4] = {load_pair(q + dim), load_pair(q + below + dim), load_pair(q + dim + 8),
@@ -167,7 +177,8 @@ MOON_DEVICE void compute_scores_again(Rows &r, const Sm90aArgs &a, u32 note_addr
 // New references where keys of this tile dominate; P, the tile's sums, the sums and O follow. A warp's own matter, so
 // no instruction of the warpgroup but the wait for its product in flight, which accumulates into O.
 template <typename Shape>
-MOON_DEVICE void look_closer(Rows &r, const Sm90aArgs &a, u32 note_address, i32 tile, f32 scale_log2, f32 doubt) {
+MOON_DEVICE void look_closer(Tile<Shape> &r, const Sm90aArgs &a, u32 note_address, i32 tile, f32 scale_log2,
+                             f32 doubt) {
     f32 sum[2], factor[2] = {1, 1}, largest[2];
     bool lost = false;
 #pragma unroll
@@ -194,8 +205,8 @@ MOON_DEVICE void look_closer(Rows &r, const Sm90aArgs &a, u32 note_address, i32 
                 r.reference[i] = candidate;
             }
         }
-        exponentiate(r, scale_log2);
         scale_output();
+        exponentiate(r, scale_log2);
     } else {
         row_max(r, largest);
 #pragma unroll
@@ -210,7 +221,7 @@ MOON_DEVICE void look_closer(Rows &r, const Sm90aArgs &a, u32 note_address, i32 
             r.tile_sum[0] *= factor[0];
             r.tile_sum[1] *= factor[1];
 #pragma unroll
-            for (i32 i = 0; i < kScores; i++) r.s[i] *= factor[i % 4 / 2];
+            for (i32 i = 0; i < r.count; i++) r.s[i] *= factor[i % 4 / 2];
             scale_output();
         }
     }
