@@ -37,6 +37,8 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     for name in ("MOON_EMULATE", "MOON_OFFLOAD", "MOON_STRICT"):
         monkeypatch.delenv(name, raising=False)
+    # Where torch is faster the kernel must be right all the same.
+    monkeypatch.setenv("MOON_FORCE", "1")
     torch.manual_seed(0)
     if not MACHINE.gpu:
         torch.set_num_threads(1)
