@@ -32,7 +32,6 @@ from moon_diffusers.evidence.timing import calibration, microbenchmarks
 from moon_diffusers.evidence.timing.constants import PUBLISHED, UNCERTAIN
 from moon_diffusers.runtime import library
 from moon_diffusers.runtime.code_objects import load_manifest
-from moon_diffusers.runtime.device import read_info
 
 EMULATED_SOURCE = "the emulator: nothing was measured, these are the published constants as the model gives them back"
 
@@ -59,7 +58,7 @@ def measure(ordinal: int, launches: int) -> tuple[str, dict[str, microbenchmarks
     hip = library.find_hip()
     if ordinal >= hip.device_count():
         raise MoonError(f"the HIP library {hip.path} sees {hip.device_count()} devices; device {ordinal} was asked for")
-    info = read_info(hip, ordinal)
+    info = hip.device_info(ordinal)
     if info.arch not in PUBLISHED:
         raise MoonError(f"device {ordinal} is {info.name} ({info.arch}); accepted: {', '.join(PUBLISHED)}")
     device, image = RawDevice(hip, ordinal), microbenchmarks.image_of(load_manifest(), info.arch)
