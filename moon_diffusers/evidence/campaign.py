@@ -36,6 +36,10 @@ def catalogue() -> dict[str, Maker]:
         found[f"aiter {kernel}"] = partial(subjects.aiter_subject, kernel, shape)
     for rounding in ("rtne", "rtna", "rtz"):
         found[f"own gfx942 {rounding}"] = partial(subjects.own_subject, "gfx942", OWN_SHAPE, rounding=rounding)
+    # Of the two policies of gfx942 the other has rises of its own.
+    found["own gfx942 rtne exact"] = partial(
+        subjects.own_subject, "gfx942", OWN_SHAPE, rounding="rtne", rescale="exact"
+    )
     for causal in (False, True):
         name = f"own gfx950 {'causal' if causal else 'dense'}"
         found[name] = partial(subjects.own_subject, "gfx950", OWN_SHAPE, causal=causal)
