@@ -25,6 +25,7 @@ class Slower:
 
     Attributes:
         rows_below, keys_below: query rows and keys of an entry are fewer than this; 0 for any number.
+        keys_from: keys of an entry are at least as many.
         row_blocks_below: the same of the kernel's row blocks, all heads and batch entries together.
         scores_below: the same of `Problem.scores`.
         causal: causal calls alone, or all others alone; None for both.
@@ -32,6 +33,7 @@ class Slower:
 
     rows_below: int = 0
     keys_below: int = 0
+    keys_from: int = 0
     row_blocks_below: int = 0
     scores_below: int = 0
     causal: bool | None = None
@@ -44,7 +46,7 @@ class Slower:
             (self.row_blocks_below, workgroups(problem, kernel)),
             (self.scores_below, problem.scores),
         )
-        if self.causal is not None and self.causal != problem.causal:
+        if problem.seqlen_k < self.keys_from or (self.causal is not None and self.causal != problem.causal):
             return False
         return all(not limit or value < limit for limit, value in limits)
 

@@ -184,6 +184,8 @@ def test_a_manifest_of_another_shape_is_refused() -> None:
     ("rule", "covered", "others"),
     [
         (Slower(keys_below=512), {"seqlen_k": 511}, {"seqlen_k": 512}),
+        (Slower(keys_from=81, keys_below=129), {"seqlen_k": 128}, {"seqlen_k": 80}),
+        (Slower(keys_from=81, keys_below=129), {"seqlen_k": 81}, {"seqlen_k": 129}),
         (Slower(rows_below=512), {"seqlen_q": 511}, {"seqlen_q": 512}),
         (Slower(row_blocks_below=12), {"seqlen_q": 384, "num_heads": 11}, {"seqlen_q": 384}),
         (Slower(scores_below=12 * 32760), {"seqlen_q": 1, "seqlen_k": 32759}, {"seqlen_q": 1}),
