@@ -118,6 +118,7 @@ def test_random_weights_have_the_dtypes_of_loaded_ones(tmp_path: Path) -> None:
     loaded = wan.build(wan.SIZES["tiny"], tmp_path, CPU)
     assert {n: p.dtype for n, p in loaded.named_parameters()} == {n: p.dtype for n, p in model.named_parameters()}
     assert all(torch.equal(p, dict(loaded.named_parameters())[n]) for n, p in model.named_parameters())
+    assert {n: b.dtype for n, b in loaded.named_buffers()} == {n: b.dtype for n, b in model.named_buffers()}
     with pytest.raises(ArgumentError, match="weights"):
         wan.build(wan.SIZES["tiny"], tmp_path / "nothing", CPU)
 
