@@ -34,7 +34,6 @@ import click
 @click.option("--dry-run", is_flag=True, help="A tiny model on the CPU: shows that everything runs; no times.")
 @click.option("--emulate", default="gfx942", show_default=True, type=click.Choice(("gfx942", "gfx950", "none")),
               help="Whose kernel the dry run emulates; none: every call falls back to torch.")  # fmt: skip
-@click.option("--revision", help="Revision to write into the file where there is no git.")
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for wan21.json and wan21.md.")
 def reproduce_wan21(
     sizes: tuple[str, ...],
@@ -53,7 +52,6 @@ def reproduce_wan21(
     index: int,
     dry_run: bool,
     emulate: str,
-    revision: str | None,
     output: Path | None,
 ) -> None:
     """Time one Wan2.1 transformer step with torch SDPA and with MoonAttnProcessor, in turns.
@@ -103,7 +101,7 @@ def reproduce_wan21(
             device, GpuClock(device), telemetry.find_source(index), telemetry.find_energy(index),
             Method(rounds, min(3, rounds), warm_seconds, row_seconds), budget, sdpa=sdpa, self_only=self_only,
         )  # fmt: skip
-    where = report.facts(setup, revision)
+    where = report.facts(setup)
     given = "random" if weights is None else weights.name
     rows: list[step.Row] = []
     videos: list[dict[str, Any]] = []

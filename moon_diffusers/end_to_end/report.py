@@ -17,11 +17,10 @@ from .step import MOON, SDPA, Row, Setup
 SCHEMA = 1
 
 
-def facts(setup: Setup, revision: str | None) -> dict[str, Any]:
+def facts(setup: Setup) -> dict[str, Any]:
     """The machine, the software and the revision, as far as they decide a figure."""
     where = environment(setup.device, setup.source)
-    where |= {"energy_counter": setup.counter.name if setup.counter else None, "emulated": setup.emulate or None}
-    return where | ({"revision": revision} if revision else {})
+    return where | {"energy_counter": setup.counter.name if setup.counter else None, "emulated": setup.emulate or None}
 
 
 def document(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,7 +42,7 @@ def driver_version() -> str | None:
 
 
 def git_revision() -> str | None:
-    """The checkout's revision, `+` behind it where files differ from it; None outside one."""
+    """The checkout's revision, `+` behind it where files differ from it; outside one what `MOON_REVISION` says, or None."""
     folder = Path(moon_diffusers.__file__).parent
     try:
         git = ["git", "-C", str(folder)]
@@ -51,4 +52,4 @@ def git_revision() -> str | None:
         ).stdout
         return head[:12] + ("+" if dirty.strip() else "")
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get("MOON_REVISION")

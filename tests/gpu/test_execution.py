@@ -154,7 +154,7 @@ def test_cuda_graphs(name: str) -> None:
     warm.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(warm):
         for _ in range(3):
-            attend(*static, **options)
+            attend(*static, return_lse=True, **options)
     torch.cuda.current_stream().wait_stream(warm)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

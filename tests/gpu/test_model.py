@@ -82,4 +82,5 @@ def test_a_whole_model_in_a_cuda_graph() -> None:
                 inputs[name].copy_(fresh[name])
             graph.replay()
             torch.cuda.synchronize()
-            assert rounds.difference(model(**fresh)[0], captured) < 1e-6
+            # Bits may differ where a library chooses other products under capture; old inputs would give about 1.
+            assert rounds.difference(model(**fresh)[0], captured) < 1e-3
