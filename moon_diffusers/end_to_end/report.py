@@ -74,8 +74,8 @@ def markdown(whole: dict[str, Any]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     if whole["pipelines"]:
         lines += ["", "Whole pipeline runs, VAE included:", ""]
-        header = ["model", "video", "steps", "torch s", "moon s", "speed", "of which decoding", "energy", "difference",
-                  "kernel calls", "fallen back", "note"]  # fmt: skip
+        header = ["model", "video", "steps", "torch s", "moon s", "speed", "of which decoding", "speed of a step", "energy",
+                  "difference", "kernel calls", "fallen back", "note"]  # fmt: skip
         lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for row in whole["pipelines"]:
         theirs, ours = (row["sides"].get(name, {}) for name in (SDPA, MOON))
@@ -83,6 +83,7 @@ def markdown(whole: dict[str, Any]) -> str:
         decoding = " / ".join(figure(None if dry else side.get("decoding_seconds"), ".1f") for side in (theirs, ours))
         cells = [row["size"], row["resolution"], str(row["steps"]), *(figure(x, ".1f") for x in times)]
         cells += [figure(None if dry else row.get("speed"), ".3f"), decoding]
+        cells += [figure(None if dry else row.get("step_speed"), ".3f")]
         cells += [figure(None if dry else row.get("energy"), ".3f"), figure(row.get("difference"), ".1e")]
         cells += [str(row.get("served", "")), str(row.get("fallbacks", "")), row["note"]]
         lines.append("| " + " | ".join(cells) + " |")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -41,8 +44,9 @@ def measure_video(
 ) -> dict[str, Any]:
     """Generate the same video with torch SDPA and with the kernel, one after the other; the row as JSON.
 
-    Each side runs one unmeasured step and decoding first. Frames are compared as 8-bit images would be: by relative L2
-    of the decoded tensor and by its largest difference in [0, 1].
+    Each side runs one unmeasured step first. Frames are compared by relative L2 of the decoded tensor and by its largest
+    difference in [0, 1]. A side may take half of the time that is left; if that is too short for a video, the row holds the
+    seconds of the steps that were made.
     """
     diffusers: Any = importlib.import_module("diffusers")
     row: dict[str, Any] = {
@@ -64,7 +68,8 @@ def measure_video(
             text = torch.randn(
                 (2, 1, wan.TEXT_TOKENS, model.config.text_dim), generator=generator, device=setup.device
             ).bfloat16()
-            for name in (SDPA, MOON):
+            for name, share in ((SDPA, 0.5), (MOON, 1.0)):
+                allowed = setup.budget.left * share
                 scheduler = diffusers.UniPCMultistepScheduler(
                     prediction_type="flow_prediction",
                     use_flow_sigmas=True,
@@ -78,12 +83,18 @@ def measure_video(
                 if name == MOON:
                     pipe.set_attn_processor(moon_diffusers.MoonAttnProcessor(scope="pipeline"))
                 with preferring(backend):
-                    row["sides"][name], frames[name] = _generate(pipe, text, resolution, setup, steps)
+                    row["sides"][name], frames[name] = _generate(pipe, text, resolution, setup, steps, allowed)
                 if name == MOON:
                     counts = counters.snapshot("pipeline")
                     row["summary"] = moon_diffusers.summary("pipeline")
                     row["served"], row["fallbacks"] = counts.num_served, counts.num_fallbacks
             theirs, ours = row["sides"][SDPA], row["sides"][MOON]
+            if theirs["step_seconds"] and ours["step_seconds"]:
+                row["step_speed"] = median(theirs["step_seconds"]) / median(ours["step_seconds"])
+            if theirs["seconds"] is None or ours["seconds"] is None:
+                made = [len(side["step_seconds"]) for side in (theirs, ours)]
+                row["note"] = f"the time was up after {made[0]} and {made[1]} of {steps} steps"
+                return row
             row["speed"] = theirs["seconds"] / ours["seconds"]
             if theirs["joules"] and ours["joules"]:
                 row["energy"] = theirs["joules"] / ours["joules"]
@@ -98,18 +109,28 @@ def measure_video(
     return row
 
 
+class _TimeIsUp(Exception):
+    """Thrown between two steps."""
+
+
 def _generate(
-    pipe: Any, text: torch.Tensor, resolution: wan.Resolution, setup: Setup, steps: int
+    pipe: Any, text: torch.Tensor, resolution: wan.Resolution, setup: Setup, steps: int, allowed: float
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """Seconds of denoising and of everything, joules, clocks; and the frames (T, C, H, W) in [0, 1]."""
+    """Seconds of each step and of everything, joules, clocks; and the frames (T, C, H, W) in [0, 1].
+
+    After `allowed` seconds it ends with the steps made by then, and no frames.
+    """
     marks: list[float] = []
+    start = time.monotonic()
 
     def mark(_pipe: Any, _step: int, _timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         synchronize(setup.device)
         marks.append(time.monotonic())
+        if marks[-1] - start >= allowed:
+            raise _TimeIsUp
         return kwargs
 
-    def run(count: int) -> torch.Tensor:
+    def run(count: int, output_type: str) -> torch.Tensor:
         moon_diffusers.reset_summary("pipeline")
         generator = torch.Generator(setup.device).manual_seed(4)
         video: torch.Tensor = pipe(
@@ -121,26 +142,29 @@ def _generate(
             num_inference_steps=count,
             guidance_scale=5.0,
             generator=generator,
-            output_type="pt",
+            output_type=output_type,
             callback_on_step_end=mark,
         ).frames[0]
         synchronize(setup.device)
         return video
 
-    if setup.device.type == "cuda":
-        run(1)
+    video = torch.empty(0)
+    with contextlib.suppress(_TimeIsUp):
+        run(1, "latent")
     marks.clear()
     with setup.sampler() as sampler:
         time.sleep(SETTLE_SECONDS if setup.counter else 0)  # so that a step of the counter lies before the beginning
         begin = time.monotonic()
-        video = run(steps)
+        with contextlib.suppress(_TimeIsUp):
+            video = run(steps, "pt")
         end = time.monotonic()
+    whole = video.numel() > 0
     reading = sampler.during([(begin, end)])
     figures = {
-        "seconds": end - begin,
-        "denoising_seconds": marks[-1] - begin,
-        "decoding_seconds": end - marks[-1],
-        "joules": sampler.joules(begin, end),
+        "seconds": end - begin if whole else None,
+        "step_seconds": [after - before for before, after in itertools.pairwise([begin, *marks])],
+        "decoding_seconds": end - marks[-1] if whole else None,
+        "joules": sampler.joules(begin, end) if whole else None,
         "mhz": reading[0] if reading else None,
         "watt": reading[1] if reading else None,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 import moon_diffusers
 from moon_diffusers.cli.reproduce_wan21 import reproduce_wan21
 from moon_diffusers.end_to_end import report, rounds, step, wan
+from moon_diffusers.end_to_end.video import measure_video
 from moon_diffusers.errors import ArgumentError
 from moon_diffusers.evidence.bench.telemetry import EnergyCounter, Sample, Sampler
 from moon_diffusers.evidence.budget import Budget
@@ -163,9 +165,20 @@ def test_dry_run(tmp_path: Path) -> None:
     assert whole["dry_run"] and whole["finished"] and row["note"] == video["note"] == ""
     assert row["served"] == 12 and row["fallbacks"] == 0 and 0 < row["difference"] < 0.01
     assert video["served"] == 16 and 0 < video["difference"] < 0.05 and video["largest_difference"] < 0.2
+    assert len(video["sides"]["moon"]["step_seconds"]) == 2 and video["sides"]["moon"]["decoding_seconds"] > 0
     table = (tmp_path / "wan21.md").read_text()
     assert "Dry run" in table and "12 of 12 attention calls" in table
     assert "| tiny | tiny | eager | 24 |  |  |  |" in table, "a dry run shows no times"
+
+
+def test_a_video_that_the_budget_cannot_hold() -> None:
+    """The steps made by then stay; nothing is decoded."""
+    model = wan.build(wan.SIZES["tiny"], None, CPU)
+    short = setup()
+    short = dataclasses.replace(short, budget=Budget(0))
+    row = measure_video(model, wan.SIZES["tiny"], wan.RESOLUTIONS["tiny"], short, None, steps=4)
+    assert row["note"] == "the time was up after 1 and 1 of 4 steps" and row["step_speed"] > 0
+    assert "speed" not in row and row["sides"]["moon"]["seconds"] is None
 
 
 @pytest.mark.slow

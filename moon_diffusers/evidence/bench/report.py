@@ -38,7 +38,8 @@ def environment(device: torch.device, source: Source | None) -> dict[str, Any]:
         facts["gpu"] = properties.name
         facts["multiprocessors"] = properties.multi_processor_count
         facts["memory_gib"] = round(properties.total_memory / 2**30, 1)
-        facts["arch"] = getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}")
+        # CUDA builds have gcnArchName too, and the card's name in it.
+        facts["arch"] = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
         facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call, unused-ignore]
     return facts
 
