@@ -56,6 +56,8 @@ def cases(kernel: KernelSpec) -> list[Case]:
             # Its blocks are persistent: on today's cards, at least one gets two row blocks here.
             keys = 333 if "causal" in kernel.requires else 33
             chosen.append(_dense(kernel, rng, "several row blocks a cluster", 1, 6533, keys))
+        if kernel.rescale == "lazy":
+            chosen.append(_rising(kernel, rng))
     if "paged" in kernel.features:
         chosen.append(_paged(kernel, rng, False))
         if "causal" in kernel.features:
@@ -118,6 +120,34 @@ def _dense(
     )
     inputs: dict[str, Array] = {"q": q, "k": k, "v": v, "seqlens_k": lengths}
     return Case(name, problem, inputs, np.stack([out for out, _ in parts]), np.stack([lse for _, lse in parts]))
+
+
+def _rising(kernel: KernelSpec, rng: np.random.Generator) -> Case:
+    """Scores that rise by 0.5 log2 units every 80 keys and fall again: far beyond fp32's range, and never much at once."""
+    seqlen_q, seqlen_k, heads_kv = 33, 46_001, _heads_kv(kernel)
+    q, k = (
+        rng.standard_normal(shape, dtype=np.float32) * np.float32(0.3)
+        for shape in ((1, seqlen_q, HEADS, HEAD_DIM), (1, seqlen_k, heads_kv, HEAD_DIM))
+    )
+    rise = np.abs(np.arange(seqlen_k) - seqlen_k // 2) * (0.5 / 80 * np.log(2))
+    q[..., 0], k[..., 0] = 8, -(rise / (8 * SCALE)).astype(np.float32)[None, :, None]
+    words_q, words_k, v = to_bf16(q), to_bf16(k), _normal(rng, 1, seqlen_k, heads_kv, HEAD_DIM)
+    causal = "causal" in kernel.requires
+    out, lse = _attend(words_q[0], words_k[0], v[0], causal)
+    row, row_kv = HEADS * HEAD_DIM, heads_kv * HEAD_DIM
+    problem = _problem(
+        kernel,
+        batch=1,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        q_strides=(seqlen_q * row, HEAD_DIM, row),
+        k_strides=(seqlen_k * row_kv, HEAD_DIM, row_kv),
+        v_strides=(seqlen_k * row_kv, HEAD_DIM, row_kv),
+        o_strides=(seqlen_q * row, HEAD_DIM, row),
+        causal=causal,
+        batch_invariant=True,  # else a planner cuts the keys, and the rise with them
+    )
+    return Case("slowly rising scores", problem, {"q": words_q, "k": words_k, "v": v}, out[None], lse[None])
 
 
 def _packed(kernel: KernelSpec, rng: np.random.Generator) -> Case:

@@ -5,6 +5,7 @@
 //
 // A cluster is two blocks of 192 query rows that share each K/V tile of 80 keys: a byte fetched from L2 serves 384
 // rows. A block: warpgroup 0 loads, warpgroups 1 to 3 compute 64 rows each. Clusters stay and take the next item.
+// (Smaller grids: clusters of one block. Short key axes: tiles of 64 keys.)
 //
 //   loader           K(1)  V(0)        K(2)  V(1)        K(3)  V(2)        ...  up to six ahead
 //
@@ -12,7 +13,7 @@
 //   a warpgroup      wait S .... | exponents and sums of t, look if one is   | wait O, P(t) | wait S ...
 //                    K(t) back   | suspect                                  | V(t-1) back
 //
-//   registers a thread   O 64, S 40, P 20, sums 4, references 2; 160 at most (loaders 32)
+//   registers a thread   O 64, S 40, P 20, sums 4, references 2; 152 at most (loaders 56)
 //   shared memory        Q 48 KiB, ring of six tiles 120 KiB, O 51 KiB, notes, 18 barriers: 225,808 B
 
 #include "output.h"

@@ -1,5 +1,6 @@
 // The PTX instructions that the Hopper kernels use, one function each, and the few names that let the sources build
-// with a bare clang (no CUDA headers) and with nvcc alike.
+// with a bare clang (no CUDA headers) and with nvcc alike. This clang takes the cluster's size and drops it: the build
+// writes it into the PTX, as csrc/build/targets.py says.
 #pragma once
 
 #ifndef __CUDACC__
@@ -66,6 +67,11 @@ MOON_DEVICE f32 fma(f32 a, f32 b, f32 c) {
 MOON_DEVICE f32 max(f32 a, f32 b) {
     f32 c;
     asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+MOON_DEVICE f32 min(f32 a, f32 b) {
+    f32 c;
+    asm("min.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
     return c;
 }
 MOON_DEVICE u32 pack_bf16(f32 low, f32 high) {

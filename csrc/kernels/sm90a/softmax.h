@@ -3,7 +3,7 @@
 // A row's exponents are taken against a reference that is set from its first tile and stays. What shows that it went
 // stale is what is computed anyway: the tile's sum of exponents. As long as that is less than all that this thread
 // summed before, no key of the tile can hold more than a part of the row, and the reference is good: exponents have
-// fp32's range, and P in bf16 fp32's too. Else the warp looks closer, which is rare (2 % of tiles for N(0,1) and 8192
+// fp32's range, and P in bf16 too. Else the warp looks closer, which is rare (2 % of tiles for N(0,1) and 8192
 // keys), and makes a key that dominates its row the new reference: its P is then 1 exactly, as under an exact maximum,
 // so that its rounding error, the only one that averaging does not hide, is none.
 //
@@ -19,6 +19,10 @@ namespace moon {
 constexpr f32 kDominant = 0.25f;
 constexpr i32 kEarlyTiles = 8;
 constexpr f32 kLateDoubt = 0.5f;
+// A tile sum that is as large is suspect whatever was summed before: scores that rise slowly and for long, no key ever
+// dominating, would else take the sums beyond fp32. A key makes a new reference from a 32nd of it on, so that one of
+// the 20 keys of such a sum does.
+constexpr f32 kStale = 0x1p60f;
 // Tile sums above this are not trusted: some of their exponents may be infinite, or have no reciprocal.
 constexpr f32 kLost = 0x1p100f;
 
@@ -118,7 +122,7 @@ MOON_DEVICE bool any_unset(Rows &r) {
 // Under a causal mask `set_references` comes before, so that a row without a sum has no key here either.
 template <typename Shape>
 MOON_DEVICE bool is_suspect(const Rows &r, f32 doubt) {
-    const f32 much[2] = {doubt * r.sum[0], doubt * r.sum[1]};
+    const f32 much[2] = {min(doubt * r.sum[0], kStale), min(doubt * r.sum[1], kStale)};
     if (Shape::causal) return any_lane(r.tile_sum[0] > much[0] || r.tile_sum[1] > much[1]);
     return any_lane(r.tile_sum[0] >= much[0] || r.tile_sum[1] >= much[1]);
 }
@@ -211,7 +215,7 @@ MOON_DEVICE void look_closer(Tile<Shape> &r, const Sm90aArgs &a, u32 note_addres
         row_max(r, largest);
 #pragma unroll
         for (i32 i = 0; i < 2; i++) {
-            if (largest[i] > doubt * kDominant * sum[i]) {
+            if (largest[i] > min(doubt * kDominant * sum[i], kStale / 32)) {
                 factor[i] = reciprocal(largest[i]);
                 r.reference[i] += log2(largest[i]);
             }
