@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -159,9 +161,15 @@ def model_timing(
         click.echo(f"timeline: {timeline}")
     if output:
         from moon_diffusers.evidence.files import whole_file
+        from moon_diffusers.evidence.repeat import software
+        from moon_diffusers.runtime.code_objects import load_manifest
 
         document = {
             "schema": 1,
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "command": " ".join(["moon-diffusers", *sys.argv[1:]]),
+            "software": software(),
+            "code_objects": {item.file: item.sha256 for item in load_manifest().code_objects if item.arch == arch},
             "arch": arch,
             "keys": keys,
             "seed": seed,
