@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from moon_diffusers.generation import place as module
-from moon_diffusers.generation.kernel import Routing
+from moon_diffusers.generation.kernel import Routing, kernel_attention
 from moon_diffusers.generation.settings import GenerateError, Settings
 
 
@@ -33,3 +36,15 @@ def test_calls_left_to_a_faster_torch_do_not_lower_the_share():
     assert Routing({"a": 3}, {slower: 5}).share == 1.0 and Routing({"a": 3}, {slower: 5}).calls == 8
     assert Routing({"a": 3}, {slower: 5, "additive mask": 1}).share == 0.75
     assert Routing({}, {slower: 5}).share == 0.0
+
+
+@pytest.mark.parametrize("given", [None, "0"])
+def test_the_kernel_is_compared_even_where_torch_is_faster(monkeypatch, given):
+    monkeypatch.delenv("MOON_FORCE", raising=False)
+    if given is not None:
+        monkeypatch.setenv("MOON_FORCE", given)
+    pipe = SimpleNamespace(set_attn_processor=lambda processor: None)
+    monkeypatch.setattr("moon_diffusers.restore", lambda pipe: None)
+    with kernel_attention(pipe, Settings(model="a model", prompt="a heron")):
+        assert os.environ["MOON_FORCE"] == (given or "1")
+    assert os.environ.get("MOON_FORCE") == given
