@@ -34,7 +34,9 @@ import click
 @click.option("--dry-run", is_flag=True, help="A tiny model on the CPU: shows that everything runs; no times.")
 @click.option("--emulate", default="gfx942", show_default=True, type=click.Choice(("gfx942", "gfx950", "none")),
               help="Whose kernel the dry run emulates; none: every call falls back to torch.")  # fmt: skip
-@click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for wan21.json and wan21.md.")
+@click.option("--from", "files", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
+              help="Measure nothing: join these wan21.json into one table and plot; repeat for more.")  # fmt: skip
+@click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for wan21.json, .md and .svg.")
 def reproduce_wan21(
     sizes: tuple[str, ...],
     resolutions: tuple[str, ...],
@@ -52,6 +54,7 @@ def reproduce_wan21(
     index: int,
     dry_run: bool,
     emulate: str,
+    files: tuple[Path, ...],
     output: Path | None,
 ) -> None:
     """Time one Wan2.1 transformer step with torch SDPA and with MoonAttnProcessor, in turns.
@@ -82,6 +85,12 @@ def reproduce_wan21(
     for pair in wanted:
         if not dry_run and (pair[0] not in wan.SIZES or pair[1] not in wan.RESOLUTIONS):
             raise click.UsageError(f"--pipeline: {'-'.join(pair)}; accepted: MODEL-VIDEO, e.g. 14b-720p")
+    if files:
+        whole = report.joined(files)
+        if output:
+            report.write(output, "wan21", whole, pictures=True)
+        click.echo(report.markdown(whole))
+        return
     budget = Budget(budget_seconds)
     if dry_run:
         sizes, resolutions, wanted = ("tiny",), ("tiny",), [("tiny", "tiny")] * bool(pipelines)
@@ -109,7 +118,7 @@ def reproduce_wan21(
     def keep(finished: bool) -> dict[str, Any]:
         whole = report.document(rows, videos, setup, where, given, finished)
         if output:
-            report.write(output, "wan21", whole)
+            report.write(output, "wan21", whole, pictures=finished)
         return whole
 
     finished = True
@@ -142,7 +151,7 @@ def reproduce_wan21(
         step.free(setup.device)
     click.echo("\n" + report.markdown(keep(finished)))
     if output:
-        click.echo(f"written: {output}/wan21.json, wan21.md")
+        click.echo(f"written: {output}/wan21.json, .md" + ("" if dry_run else ", .svg"))
     bad = [row for row in rows if row.difference is not None and not row.difference < 0.05]
     if bad:
         click.echo("the two sides' outputs differ by more than rounding: see above", err=True)

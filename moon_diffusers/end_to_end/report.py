@@ -1,18 +1,21 @@
-"""What a run leaves behind: JSON to repeat it and a Markdown table to read."""
+"""What a run leaves behind: JSON to repeat it, a Markdown table to read, a plot to look at."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from moon_diffusers.errors import ArgumentError
 from moon_diffusers.evidence.bench.report import environment
 from moon_diffusers.evidence.files import whole_file
 
 from .step import MOON, SDPA, Row, Setup
+from .wan import SIZES
 
 SCHEMA = 1
 
@@ -99,10 +102,80 @@ def figure(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def write(folder: Path, stem: str, whole: dict[str, Any]) -> None:
-    """`STEM.json` and `STEM.md` into `folder`."""
+def joined(files: Sequence[Path]) -> dict[str, Any]:
+    """The rows of several runs as one document, for one table: the first run's environment, every run's command.
+
+    Raises:
+        ArgumentError: a file is no such document, or the runs were made on different cards or with different versions.
+    """
+    runs = []
+    for file in files:
+        try:
+            run = json.loads(file.read_text(encoding="utf-8"))
+            run["rows"], run["pipelines"], run["environment"]["torch"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArgumentError("from", str(file), "a wan21.json") from error
+        runs.append(run)
+    for file, run in zip(files, runs, strict=True):
+        for key in ("gpu", "emulated", "torch", "diffusers", "driver"):
+            mine, first = (one["environment"].get(key) for one in (run, runs[0]))
+            if mine != first:
+                raise ArgumentError("from", f"{file} with {key} {mine}", f"runs alike: {files[0]} has {first}")
+    whole = dict(runs[0])
+    for run in runs[1:]:
+        whole["command"] += f"; {run['command']}"
+        whole["rows"] = whole["rows"] + run["rows"]
+        whole["pipelines"] = whole["pipelines"] + run["pipelines"]
+        whole["dry_run"] = whole["dry_run"] or run["dry_run"]
+    order = list(SIZES)
+    whole["rows"] = sorted(
+        whole["rows"], key=lambda row: (order.index(row["size"]), row["resolution"], row["mode"] != "eager")
+    )
+    # A run that was cut short has its rows all the same.
+    return whole | {"finished": True}
+
+
+def plot(whole: dict[str, Any], path: Path) -> None:
+    """Bars of seconds a step, two a row, with the speed above them; whiskers are the shortest and longest step."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in whole["rows"] if row["ratio"]]
+    figure, axes = plt.subplots(figsize=(max(5.0, 1.6 * len(rows)), 4.2), layout="constrained")
+    for index, (name, label) in enumerate(((SDPA, "torch SDPA, fastest backend"), (MOON, "moon_diffusers"))):
+        # In units of torch's step, so that models of different sizes share an axis.
+        unit = [row["sides"][SDPA]["median_seconds"] for row in rows]
+        steps = [row["sides"][name]["seconds"] for row in rows]
+        middle = [row["sides"][name]["median_seconds"] / u for row, u in zip(rows, unit, strict=True)]
+        error = [
+            [m - min(s) / u for m, s, u in zip(middle, steps, unit, strict=True)],
+            [max(s) / u - m for m, s, u in zip(middle, steps, unit, strict=True)],
+        ]
+        places = [place + (index - 0.5) * 0.38 for place in range(len(rows))]
+        axes.bar(places, middle, 0.36, color=f"C{index}", label=label, yerr=error, error_kw={"linewidth": 0.8})
+        for place, row, height in zip(places, rows, middle, strict=True):
+            speed = f"\n{row['ratio']['speed']:.3f}x" if name == MOON else ""
+            text = f"{row['sides'][name]['median_seconds']:.2f} s{speed}"
+            axes.text(place, height + 0.02, text, ha="center", va="bottom", fontsize=7)
+    names = [f"{row['size']} {row['resolution']}\n{row['mode']}" for row in rows]
+    axes.set_xticks(range(len(rows)), names, fontsize=8)
+    axes.set_ylim(0, 1.35)
+    axes.set_ylabel("time of a step, torch's = 1")
+    axes.set_title(f"Wan2.1 transformer step, 81 frames, bf16, {whole['environment'].get('gpu', 'CPU')}", fontsize=10)
+    axes.legend(fontsize=8, loc="upper right")
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=150, format=path.suffix.removeprefix("."))
+    plt.close(figure)
+
+
+def write(folder: Path, stem: str, whole: dict[str, Any], pictures: bool = False) -> None:
+    """`STEM.json` and `STEM.md` into `folder`; with `pictures` also `STEM.svg`, where there are times to show."""
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(folder / f"{stem}.json") as path:
         path.write_text(json.dumps(whole, indent=1), encoding="utf-8")
     with whole_file(folder / f"{stem}.md") as path:
         path.write_text(markdown(whole), encoding="utf-8")
+    if pictures and not whole["dry_run"] and any(row["ratio"] for row in whole["rows"]):
+        plot(whole, folder / f"{stem}.svg")

@@ -210,6 +210,40 @@ def test_the_table_of_a_measured_run() -> None:
     assert "NVIDIA H200" in table and "| 1.3b | 720p | eager | 75,600 |" in table and "| 1.2" in table
 
 
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+
+
+def test_runs_are_joined_to_one_table_and_plot(tmp_path: Path) -> None:
+    """On the kept runs of this project."""
+    files = sorted(RESULTS.glob("*-h200-wan21-*-eager.json"))
+    assert len(files) >= 2
+    arguments = [part for file in files for part in ("--from", str(file))]
+    result = CliRunner().invoke(reproduce_wan21, [*arguments, "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+    table = (tmp_path / "wan21.md").read_text()
+    assert table == result.output[:-1] and table.count("NVIDIA H200") == 1
+    for row in rows:
+        assert f"| {row['size']} | {row['resolution']} | {row['mode']} |" in table
+        assert f"| {row['ratio']['speed']:.3f} |" in table
+    picture = (tmp_path / "wan21.svg").read_text()
+    assert picture.lstrip().startswith("<?xml") and len(
+        json.loads((tmp_path / "wan21.json").read_text())["rows"]
+    ) == len(rows)
+
+
+def test_runs_that_differ_are_not_joined(tmp_path: Path) -> None:
+    file = next(iter(RESULTS.glob("*-h200-wan21-*-eager.json")))
+    other = json.loads(file.read_text())
+    other["environment"]["driver"] = "1.2"
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    (tmp_path / "no.json").write_text("{}")
+    with pytest.raises(ArgumentError, match=r"driver 1\.2"):
+        report.joined([file, tmp_path / "other.json"])
+    with pytest.raises(ArgumentError, match=r"wan21\.json"):
+        report.joined([tmp_path / "no.json"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [(["--pipeline", "2b-480p"], "--pipeline"), (["--rounds", "0"], "--rounds"), ([], "no GPU")],
