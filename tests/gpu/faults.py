@@ -92,11 +92,13 @@ def fault(name: str) -> Iterator[None]:
                 CHANGES[name](result.out, result.lse)
             if name == "inputs_spoilt":
                 q[..., -1] += 1
-            if name == "written_beyond":
-                size = result.out.untyped_storage().size() // 2
-                whole = torch.empty(0, dtype=result.out.dtype, device=q.device).set_(result.out.untyped_storage())
-                beyond = whole.as_strided((size,), (1,)) if size else whole
-                beyond[-1:] = 3
+            if name == "written_beyond" and q.is_cuda:
+                # Nothing but another tensor of torch's lies there; on the CPU it would be the heap's own.
+                storage = result.out.untyped_storage()
+                wider: Any = torch._C._construct_storage_from_data_pointer(
+                    storage.data_ptr(), q.device, storage.nbytes() + 512
+                )
+                torch.empty(0, dtype=torch.uint8, device=q.device).set_(wider)[storage.nbytes() :] = 3
             if name == "layout_copied":
                 result = replace(result, out=result.out.contiguous())
             if name == "stale":
