@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 import moon_diffusers
+from moon_diffusers.cli.model_timing import model_timing
 from moon_diffusers.evidence import aiter, energy
 from moon_diffusers.evidence.timing import comparison, constants, ensemble, timeline, traces, whole_gpu
 from moon_diffusers.evidence.timing.library import CLASSES, Constants, replay
@@ -188,3 +191,23 @@ def test_the_published_grid_is_a_part_of_the_wide_one(arch: str) -> None:
     for name, values in constants.REPORTED[arch].items():
         assert {getattr(item, name) for item in published} == set(values)
     assert constants.grid(arch) == constants.grid(arch, which=constants.DEFAULT_GRID[arch])
+
+
+def test_command_models_a_whole_launch_and_says_what_limits(tmp_path: Path) -> None:
+    try:
+        aiter.code_object(aiter.Kernel("gfx950", "rtne", False))
+    except aiter.AiterUnavailableError as error:
+        pytest.skip(str(error))
+    path = tmp_path / "model.json"
+    options = ["--arch", "gfx950", "--whole", "--keys", "512", "--sets", "3", "--data", "normal", "--output", str(path)]
+    done = CliRunner().invoke(model_timing, options)
+    assert done.exit_code == 0, done.output
+    assert "what limits" in done.output and "energy proxies" in done.output and "Whole GPU" in done.output
+    found = json.loads(path.read_text())
+    assert found["whole"] and found["kept"] == 3 and found["grid"] == "published" and found["code_objects"]
+    (row,) = found["rows"]
+    assert row["kernel"] == "moon rtne lazy" and row["peer"]["kernel"] == "aiter rtne"
+    assert 0.4 < row["utilisation"][0] <= row["utilisation"][2] < 1
+    assert row["energy"]["accumulators"] < 0.6 * row["peer"]["energy"]["accumulators"]
+    done = CliRunner().invoke(model_timing, [*options[:-2], "--compare", "energy"])
+    assert "energy proxies " in done.output and "what limits" not in done.output
