@@ -15,7 +15,7 @@
 //   Q        two tiles in registers, three quarters of the third in LDS
 //   S, P, O  registers
 //
-//   VGPRs    O 96, Q 36, S or P 48, V ring 32 (softmax, PV), K ring 16 and Q ring 8 (end of PV to QK), rows 9 or 15,
+//   VGPRs    O 96, Q 36, S or P 48, V ring 32 (softmax, PV), K ring 16 and Q ring 8 (end of PV to QK), rows 9 or 18,
 //            addresses 4
 //
 // The loop is bottom-tested and its last tile peeled: an exit in mid-loop makes the compiler keep S, P and O twice.
@@ -88,6 +88,9 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
         settle_valu(p);
         barrier();
     };
+    const auto before_product = [&]() __attribute__((always_inline)) {
+        if constexpr (policy == Rescale::exact) move_to_first_half(rows, o);
+    };
     const auto between_halves = [&]() __attribute__((always_inline)) {
         if constexpr (policy == Rescale::exact) move_to_second_half(rows, o);
     };
@@ -109,6 +112,7 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
         do {
             softmax_phase(tile, false);
             set_priority<3>();
+            before_product();
             multiply_pv(o, p, values, between_halves, [&](i32 step) __attribute__((always_inline)) {
                 const i32 i = step - (kSteps - 1 - kKeyRing);
                 if (i >= 0 && i < kKeyRing) prefetch_key(keys, q, lds, i);
@@ -120,6 +124,7 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
     softmax_phase(last, true);
     if (!group_b) barrier();  // B's first was one more
     set_priority<3>();
+    before_product();
     multiply_pv(o, p, values, between_halves, [](i32) {});
 
 #pragma unroll

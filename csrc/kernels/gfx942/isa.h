@@ -75,6 +75,12 @@ __device__ __forceinline__ void set_priority() {
 // a register for every sum.
 __device__ __forceinline__ void opaque(u32 &x) { asm volatile("" : "+v"(x)); }
 
+// A wave-uniform constant of which the compiler knows no more than that it is one value.
+__device__ __forceinline__ u32 unforeseen(u32 x) {
+    asm volatile("" : "+s"(x));
+    return x;
+}
+
 // The value exists here: its computation cannot sink to a later phase, where its inputs would stay alive.
 __device__ __forceinline__ void pin(f32 &x) { asm volatile("" : "+v"(x)); }
 

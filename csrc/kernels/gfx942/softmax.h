@@ -3,9 +3,8 @@
 // A lane holds 16 scores of each of its three rows, S[t][b][r] for the key 16 b + 4 (lane / 16) + r; three other lanes
 // hold the rest of the row. Two policies for the reference m that is subtracted before the exponential:
 //
-//   exact   m is the running maximum, moved every 32 keys: AITER's steps and so AITER's bits. A maximum that rises in
-//   the
-//           second 32 keys makes O move between the halves of the second product.
+//   exact   m is the running maximum, moved every 32 keys: AITER's steps and so AITER's bits. O moves before the second
+//           product, and once more between its halves where a maximum rises in the second 32 keys.
 //   lazy    m moves, to the tile's maximum, only when a row passes it by 8 in log2 units: P <= 256, nothing is lost.
 //
 // The common tile only finds that nothing rises; what follows a rise is behind wave-uniform branches.
@@ -27,7 +26,9 @@ struct Rows {
     f32 shift[kTiles];       // -m in log2 units
     f32 shift_half[kTiles];  // exact: the same for the first 32 keys of this tile; equal to shift unless second_half
     f32 sum[kTiles];         // of P before it is rounded, this lane's keys
+    f32 alpha[kTiles];       // exact: what moves O on before the second product; of no meaning unless first_half
     f32 factor[kTiles];      // exact: what moves O and sum on between the halves; 1 unless second_half
+    u32 first_half;          // exact: 1 if some row of the wave rose, else 0; uniform
     u32 second_half;         // exact: 1 if some row of the wave rose in the second 32 keys, else 0; uniform
 };
 
@@ -49,9 +50,9 @@ __device__ __forceinline__ void init_rows(Rows &rows, const Scale &scale) {
         rows.limit[t] = scale.lowest;
         rows.shift[t] = rows.shift_half[t] = -(scale.lowest * scale.log2);
         rows.sum[t] = 0;
-        rows.factor[t] = 1;
+        rows.alpha[t] = rows.factor[t] = 1;
     }
-    rows.second_half = 0;
+    rows.first_half = rows.second_half = 0;
 }
 
 // Scores of keys that a row does not see become -Inf. `first_row`: the wave's first in the workgroup.
@@ -130,6 +131,8 @@ __device__ __forceinline__ void raise(Rows &rows, f32x4 (&o)[kTiles][kChunks], c
             rises |= m2 > m1;
         }
         rows.second_half = any_lane(rises) ? 1 : 0;
+        rows.first_half = unforeseen(1);  // else it is computed anew from the comparison, in every tile
+        MOON_EACH_ROW rows.alpha[t] = alpha[t];
     } else {
         f32 maxima[kTiles];
         MOON_EACH_ROW maxima[t] = all[t];
@@ -144,7 +147,7 @@ __device__ __forceinline__ void raise(Rows &rows, f32x4 (&o)[kTiles][kChunks], c
         }
     }
     MOON_EACH_ROW rows.sum[t] *= alpha[t];
-    scale_output(o, alpha);
+    if constexpr (policy == Rescale::lazy) scale_output(o, alpha);
 }
 
 // P of two key blocks: e^(s - m), rounded; the sum takes it unrounded, so that one NaN makes the whole row NaN. Eight
@@ -205,6 +208,15 @@ __device__ __forceinline__ void softmax(f32x4 (&s)[kTiles][kKeyBlocks], u32x2 (&
     }
     exponentials<mode>(s, p, rows.sum, rows.shift, scale.log2, 2, beside);
     MOON_EACH_ROW pin(rows.sum[t]);
+}
+
+// Before the second product: O follows a maximum that rose. Not in the softmax, where the partner's matrix instructions
+// would keep the packed multiplications waiting.
+__device__ __forceinline__ void move_to_first_half(Rows &rows, f32x4 (&o)[kTiles][kChunks]) {
+    if (rows.first_half) {
+        scale_output(o, rows.alpha);
+        rows.first_half = 0;
+    }
 }
 
 // Between the halves of the second product: O follows a maximum that rose in the second.
