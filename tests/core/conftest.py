@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -232,6 +233,7 @@ class FakeCuda(Fake):
         self.library.fakeDevices(2)
         self.library.fakeClusters(66)
         self.library.fakeCapturedElsewhere(0)
+        self.library.fakeKernels(None)
         self.library.fakeDropContexts()
 
 
@@ -252,3 +254,27 @@ def fake_hopper(fake_cuda: FakeCuda) -> FakeCuda:
     """The same with all kernels that are built for Hopper, as they are routed."""
     write_cuda_manifest(fake_cuda.folder, every=True, slower=[])
     return fake_cuda
+
+
+@pytest.fixture(scope="session")
+def hopper_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sm_90a kernels' own sources, compiled for the host on a machine of fibers; see tests/core/hopper/machine.h."""
+    folder = tmp_path_factory.mktemp("hopper")
+    kernels = ROOT / "csrc" / "kernels"
+    shutil.copytree(kernels / "sm90a", folder / "sm90a")
+    (folder / "common").mkdir()
+    shutil.copy(kernels / "common" / "sm90a_args.def", folder / "common")
+    # Its isa.h takes the place of theirs.
+    shutil.copytree(Path(__file__).with_name("hopper"), folder / "sm90a", dirs_exist_ok=True)
+    sources = [str(folder / "sm90a" / name) for name in ("launch.cpp", "merge.cu", "machine.cpp")]
+    compiler = [sys.executable, "-m", "ziglang", "c++", "-std=c++17", "-O1", "-fno-sanitize=all", "-fPIC", "-shared"]
+    output = folder / "libhopper.so"
+    subprocess.run([*compiler, "-x", "c++", *sources, "-o", str(output)], check=True, capture_output=True, text=True)
+    return output
+
+
+@pytest.fixture
+def host_hopper(fake_hopper: FakeCuda, hopper_library: Path) -> FakeCuda:
+    """The fake driver with all Hopper kernels, their own code behind it."""
+    assert fake_hopper.library.fakeKernels(str(hopper_library).encode())
+    return fake_hopper

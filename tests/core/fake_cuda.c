@@ -1,6 +1,7 @@
 // A CUDA driver for tests: host memory for the memory of two devices, and the sm_90a kernels in plain C, which read q, k
 // and v through the tensor maps of their argument struct, as csrc/kernels/common/sm90a_args.def lays it out.
 // It is strict where a real driver is: contexts, alignments, shared memory above 48 KiB, clusters.
+#include <dlfcn.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -10,7 +11,7 @@
 enum { RIGHT, NOTHING, WRONG, REFUSE, WRONG_LSE };
 enum { SUCCESS, INVALID_VALUE, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE, INVALID_IMAGE = 200, INVALID_CONTEXT,
        NO_BINARY = 209, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500,
-       CAPTURE_UNSUPPORTED = 900 };
+       LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900 };
 #define DEVICES 2
 #define ROWS rows_of_a_block
 #define MAGIC 0x4d4f4f4eu
@@ -39,6 +40,13 @@ void fakeRefuseCubin(int r) { refuse_cubin = r; }
 void fakeCapability(int major, int minor) { major_ = major, minor_ = minor; }
 void fakeDevices(int n) { devices = n; }
 void fakeClusters(int n) { clusters = n; }
+// The kernels' own sources, compiled for the host (tests/core/hopper), instead of the plain C below; null: no more.
+static int (*own_kernels)(const char *name, const void *arguments, unsigned blocks);
+int fakeKernels(const char *path) {
+    void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : 0;
+    own_kernels = library ? (int (*)(const char *, const void *, unsigned))dlsym(library, "moonHopperLaunch") : 0;
+    return !path || own_kernels;
+}
 int fakeLaunches(void) { return launches; }
 int fakeAttempts(void) { return attempts; }
 int fakeAllocations(void) { return live; }
@@ -278,6 +286,7 @@ int cuLaunchKernel(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned 
     last_stream = (int64_t)stream, last_grid = gx, last_shared = shared, last_device = current()->device;
     __atomic_add_fetch(&launches, 1, __ATOMIC_SEQ_CST);
     if (mode == NOTHING) return SUCCESS;
+    if (own_kernels) return own_kernels(f->name, params[0], gx) == 1 ? SUCCESS : LAUNCH_FAILED;
     if (merging) {
         for (int i = 0; i < split; i++) merge(&a, a.first_split + i, (float *)a.workspace + (size_t)i * a.splits * PART);
         return SUCCESS;
