@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from moon_diffusers.emulator.disassembly import Listing
 
@@ -69,7 +69,7 @@ class Counts:
     by_address: Mapping[int, InstructionCount]
 
     @classmethod
-    def parse(cls, item: Mapping[str, Any]) -> Self:
+    def parse(cls, item: Mapping[str, Any]) -> Counts:
         """From the report's ``counts``."""
         return cls(
             instructions=item["instructions"],
@@ -113,7 +113,7 @@ class Report:
     counts: Counts | None
 
     @classmethod
-    def parse(cls, item: Mapping[str, Any]) -> Self:
+    def parse(cls, item: Mapping[str, Any]) -> Report:
         """From the JSON that the emulator gives."""
         findings = [Finding(**{**f, "workgroup": tuple(f["workgroup"])}) for f in item["findings"]]
         return cls(
