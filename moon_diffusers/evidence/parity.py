@@ -108,7 +108,7 @@ def compare(ours: Bits, theirs: Bits, rounding: bf16.Rounding) -> Difference:
         differing=int(differ.sum()),
         beyond_1_ulp=int((ulps > 1).sum()),
         max_ulp=int(ulps.max()),
-        row_ulps=float(away.max()),
+        row_ulps=float(np.max(away)),
         nonfinite=int((~np.isfinite(b)).sum()),
         nonfinite_equal=bool(same.all()),
     )

@@ -130,8 +130,8 @@ def compare(actual: NDArray[np.uint16], expected: NDArray[np.uint16] | Floats) -
         relative_l2=error / norm if norm else error,
         identical=float(np.mean(actual == bits)),
         within_1_ulp=float(np.mean(ulps <= 1)),
-        max_ulp=int(ulps.max(initial=0)),
-        max_row_relative=float(row_relative.max(initial=0.0)),
+        max_ulp=int(np.max(ulps, initial=0)),
+        max_row_relative=float(np.max(row_relative, initial=0.0)),
         nonfinite_equal=bool(same_kind.all()),
     )
 
