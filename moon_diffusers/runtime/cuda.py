@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -20,7 +20,6 @@ from .driver import Driver, as_pointer
 
 ERROR_NO_DEVICE: Final = 100
 ERROR_INVALID_CONTEXT: Final = 201
-STREAM_NON_BLOCKING: Final = 1
 CAPTURE_RELAXED: Final = 2
 
 # CUdevice_attribute
@@ -159,6 +158,19 @@ class Cuda(Driver):
     """
 
     vendor: ClassVar[str] = "CUDA"
+    names: ClassVar[Mapping[str, str]] = {
+        "synchronize": "cuCtxSynchronize",
+        "malloc": "cuMemAlloc_v2",
+        "free": "cuMemFree_v2",
+        "memset": "cuMemsetD8_v2",
+        "unload_module": "cuModuleUnload",
+        "get_function": "cuModuleGetFunction",
+        "create_stream": "cuStreamCreate",
+        "destroy_stream": "cuStreamDestroy_v2",
+        "synchronize_stream": "cuStreamSynchronize",
+        "destroy_event": "cuEventDestroy_v2",
+        "record_event": "cuEventRecord",
+    }
     # Invalid image, no binary for this GPU, invalid source: another driver's machine code.
     refused_image: ClassVar[frozenset[int]] = frozenset({200, 209, 300})
 
@@ -278,19 +290,7 @@ class Cuda(Driver):
         except OSError:
             return ""
 
-    def synchronize(self) -> None:
-        """Wait for all work of the current context."""
-        self._call("cuCtxSynchronize")
-
     # --- memory ----------------------------------------------------------------------------------------------------
-
-    def malloc(self, size: int) -> int:
-        """Device memory, uninitialised; its address."""
-        return self._pointer("cuMemAlloc_v2", size)
-
-    def free(self, address: int) -> None:
-        """Give device memory back."""
-        self._call("cuMemFree_v2", address)
 
     def copy_to_device(self, device: int, host: int, size: int) -> None:
         """Copy `size` bytes from host to device memory, blocking."""
@@ -299,10 +299,6 @@ class Cuda(Driver):
     def copy_to_host(self, host: int, device: int, size: int) -> None:
         """Copy `size` bytes from device to host memory, after the work of the null stream, blocking."""
         self._call("cuMemcpyDtoH_v2", host, device, size)
-
-    def memset(self, device: int, value: int, size: int) -> None:
-        """Set `size` bytes of device memory to `value`."""
-        self._call("cuMemsetD8_v2", device, value, size)
 
     # --- kernels ---------------------------------------------------------------------------------------------------
 
@@ -318,14 +314,6 @@ class Cuda(Driver):
         words = " ".join(log.value.decode(errors="replace").split())
         self.check(f"cuModuleLoadDataEx ({words})" if words else "cuModuleLoadDataEx", code)
         return module.value or 0
-
-    def unload_module(self, module: int) -> None:
-        """Unload a module."""
-        self._call("cuModuleUnload", module)
-
-    def get_function(self, module: int, name: str) -> int:
-        """A kernel of a module by its name."""
-        return self._pointer("cuModuleGetFunction", module, name.encode())
 
     def make_ready(self, function: int, dynamic_lds: int) -> None:
         """Load a kernel for good (CUDA loads lazily) and allow it that much dynamic shared memory."""
@@ -379,29 +367,9 @@ class Cuda(Driver):
 
     # --- streams and events ----------------------------------------------------------------------------------------
 
-    def create_stream(self) -> int:
-        """A stream that does not wait for the null stream."""
-        return self._pointer("cuStreamCreate", STREAM_NON_BLOCKING)
-
-    def destroy_stream(self, stream: int) -> None:
-        """Destroy a stream."""
-        self._call("cuStreamDestroy_v2", stream)
-
-    def synchronize_stream(self, stream: int) -> None:
-        """Wait for a stream; 0 is the null stream."""
-        self._call("cuStreamSynchronize", stream)
-
     def create_event(self) -> int:
         """An event with timing."""
         return self._pointer("cuEventCreate", 0)
-
-    def destroy_event(self, event: int) -> None:
-        """Destroy an event."""
-        self._call("cuEventDestroy_v2", event)
-
-    def record_event(self, event: int, stream: int) -> None:
-        """Record an event on a stream."""
-        self._call("cuEventRecord", event, stream)
 
     def elapsed_ms(self, start: int, stop: int) -> float:
         """Milliseconds between two recorded events, waiting for the second."""

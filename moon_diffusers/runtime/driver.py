@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from ctypes import byref, c_int, c_void_p
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from ..errors import PlanError
 from ..planning import DeviceInfo, TensorMap
+
+#: Of a stream, in HIP and CUDA alike.
+STREAM_NON_BLOCKING: Final = 1
 
 
 class Driver:
@@ -27,6 +31,9 @@ class Driver:
     vendor: ClassVar[str]
     #: Answers to `load_module` after which an image in another form may still load.
     refused_image: ClassVar[frozenset[int]] = frozenset()
+
+    #: The library's own functions, by the method here that one call of them is.
+    names: ClassVar[Mapping[str, str]]
 
     path: str
     is_emulator: bool
@@ -81,17 +88,17 @@ class Driver:
 
     def synchronize(self) -> None:
         """Wait for all work of the current device."""
-        raise NotImplementedError
+        self._call(self.names["synchronize"])
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def malloc(self, size: int) -> int:
         """Device memory, uninitialised; its address."""
-        raise NotImplementedError
+        return self._pointer(self.names["malloc"], size)
 
     def free(self, address: int) -> None:
         """Give device memory back."""
-        raise NotImplementedError
+        self._call(self.names["free"], address)
 
     def copy_to_device(self, device: int, host: int, size: int) -> None:
         """Copy `size` bytes from host to device memory, blocking."""
@@ -103,7 +110,7 @@ class Driver:
 
     def memset(self, device: int, value: int, size: int) -> None:
         """Set `size` bytes of device memory to `value`."""
-        raise NotImplementedError
+        self._call(self.names["memset"], device, value, size)
 
     # --- kernels ---------------------------------------------------------------------------------------------------
 
@@ -113,11 +120,11 @@ class Driver:
 
     def unload_module(self, module: int) -> None:
         """Unload a code object."""
-        raise NotImplementedError
+        self._call(self.names["unload_module"], module)
 
     def get_function(self, module: int, name: str) -> int:
         """A kernel of a module by its name."""
-        raise NotImplementedError
+        return self._pointer(self.names["get_function"], module, name.encode())
 
     def make_ready(self, function: int, dynamic_lds: int) -> None:
         """Load a kernel for good, so that a graph capture may be its next use, and allow it that much dynamic LDS."""
@@ -146,15 +153,15 @@ class Driver:
 
     def create_stream(self) -> int:
         """A stream that does not wait for the null stream."""
-        raise NotImplementedError
+        return self._pointer(self.names["create_stream"], STREAM_NON_BLOCKING)
 
     def destroy_stream(self, stream: int) -> None:
         """Destroy a stream."""
-        raise NotImplementedError
+        self._call(self.names["destroy_stream"], stream)
 
     def synchronize_stream(self, stream: int) -> None:
         """Wait for a stream; 0 is the null stream."""
-        raise NotImplementedError
+        self._call(self.names["synchronize_stream"], stream)
 
     def create_event(self) -> int:
         """An event with timing."""
@@ -162,11 +169,11 @@ class Driver:
 
     def destroy_event(self, event: int) -> None:
         """Destroy an event."""
-        raise NotImplementedError
+        self._call(self.names["destroy_event"], event)
 
     def record_event(self, event: int, stream: int) -> None:
         """Record an event on a stream."""
-        raise NotImplementedError
+        self._call(self.names["record_event"], event, stream)
 
     def elapsed_ms(self, start: int, stop: int) -> float:
         """Milliseconds between two recorded events, waiting for the second."""

@@ -6,7 +6,7 @@ The same binding serves the real `libamdhip64` (HIP 6 and 7) and the emulator's 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
 from typing import Any, ClassVar, Final
@@ -17,7 +17,6 @@ from .driver import Driver, as_pointer
 
 HOST_TO_DEVICE: Final = 1
 DEVICE_TO_HOST: Final = 2
-STREAM_NON_BLOCKING: Final = 1
 ERROR_NO_DEVICE: Final = 100
 
 # hipDeviceAttribute_t; the second is known to HIP 7 only.
@@ -111,6 +110,19 @@ class Hip(Driver):
     """
 
     vendor: ClassVar[str] = "HIP"
+    names: ClassVar[Mapping[str, str]] = {
+        "synchronize": "hipDeviceSynchronize",
+        "malloc": "hipMalloc",
+        "free": "hipFree",
+        "memset": "hipMemset",
+        "unload_module": "hipModuleUnload",
+        "get_function": "hipModuleGetFunction",
+        "create_stream": "hipStreamCreateWithFlags",
+        "destroy_stream": "hipStreamDestroy",
+        "synchronize_stream": "hipStreamSynchronize",
+        "destroy_event": "hipEventDestroy",
+        "record_event": "hipEventRecord",
+    }
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -220,19 +232,7 @@ class Hip(Driver):
         """E.g. `HIP 6.4.43484`."""
         return f"HIP {version_text(self.versions()[1])}"
 
-    def synchronize(self) -> None:
-        """Wait for all work of the current device."""
-        self._call("hipDeviceSynchronize")
-
     # --- memory ----------------------------------------------------------------------------------------------------
-
-    def malloc(self, size: int) -> int:
-        """Device memory, uninitialised; its address."""
-        return self._pointer("hipMalloc", size)
-
-    def free(self, address: int) -> None:
-        """Give device memory back."""
-        self._call("hipFree", address)
 
     def copy_to_device(self, device: int, host: int, size: int) -> None:
         """Copy `size` bytes from host to device memory, blocking."""
@@ -242,23 +242,11 @@ class Hip(Driver):
         """Copy `size` bytes from device to host memory, after the work of the null stream, blocking."""
         self._call("hipMemcpy", host, device, size, DEVICE_TO_HOST)
 
-    def memset(self, device: int, value: int, size: int) -> None:
-        """Set `size` bytes of device memory to `value`."""
-        self._call("hipMemset", device, value, size)
-
     # --- modules ---------------------------------------------------------------------------------------------------
 
     def load_module(self, image: bytes) -> int:
         """Load a code object on the current device. The image must be whole: HIP aborts on a truncated ELF."""
         return self._pointer("hipModuleLoadData", as_pointer(image))
-
-    def unload_module(self, module: int) -> None:
-        """Unload a code object."""
-        self._call("hipModuleUnload", module)
-
-    def get_function(self, module: int, name: str) -> int:
-        """A kernel of a module by its name, without `.kd`."""
-        return self._pointer("hipModuleGetFunction", module, name.encode())
 
     def argument_lists(self, address: int, size_address: int) -> tuple[Any, Any]:
         """HIP takes the whole segment, by its `extra` list."""
@@ -269,29 +257,9 @@ class Hip(Driver):
 
     # --- streams and events ----------------------------------------------------------------------------------------
 
-    def create_stream(self) -> int:
-        """A stream that does not wait for the null stream."""
-        return self._pointer("hipStreamCreateWithFlags", STREAM_NON_BLOCKING)
-
-    def destroy_stream(self, stream: int) -> None:
-        """Destroy a stream."""
-        self._call("hipStreamDestroy", stream)
-
-    def synchronize_stream(self, stream: int) -> None:
-        """Wait for a stream; 0 is the null stream."""
-        self._call("hipStreamSynchronize", stream)
-
     def create_event(self) -> int:
         """An event with timing."""
         return self._pointer("hipEventCreate")
-
-    def destroy_event(self, event: int) -> None:
-        """Destroy an event."""
-        self._call("hipEventDestroy", event)
-
-    def record_event(self, event: int, stream: int) -> None:
-        """Record an event on a stream."""
-        self._call("hipEventRecord", event, stream)
 
     def elapsed_ms(self, start: int, stop: int) -> float:
         """Milliseconds between two recorded events, waiting for the second."""

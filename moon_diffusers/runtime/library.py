@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import LibraryError, MoonError
 from .cuda import Cuda
@@ -24,8 +25,16 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 ISA_FLAGS: dict[str, set[str]] = {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64": set(), "generic": set()}
 
 _lock = threading.Lock()
-_loaded: dict[str, Hip] = {}
-_loaded_cuda: dict[str, Cuda] = {}
+_loaded: dict[str, Driver] = {}
+_Library = TypeVar("_Library", Hip, Cuda)
+
+
+def _bound(path: str, kind: type[_Library]) -> _Library:
+    with _lock:
+        library = _loaded.get(path)
+        if not isinstance(library, kind):
+            library = _loaded[path] = kind(path)
+        return library
 
 
 def load(path: str) -> Hip:
@@ -34,11 +43,7 @@ def load(path: str) -> Hip:
     Raises:
         LibraryError: it cannot be loaded.
     """
-    with _lock:
-        hip = _loaded.get(path)
-        if hip is None:
-            hip = _loaded[path] = Hip(path)
-        return hip
+    return _bound(path, Hip)
 
 
 def load_cuda(path: str) -> Cuda:
@@ -47,11 +52,7 @@ def load_cuda(path: str) -> Cuda:
     Raises:
         LibraryError: it cannot be loaded.
     """
-    with _lock:
-        cuda = _loaded_cuda.get(path)
-        if cuda is None:
-            cuda = _loaded_cuda[path] = Cuda(path)
-        return cuda
+    return _bound(path, Cuda)
 
 
 def find_cuda() -> Cuda:

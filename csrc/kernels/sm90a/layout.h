@@ -18,7 +18,6 @@ constexpr i32 kGroupRows = 64;  // query rows of a warpgroup
 constexpr i32 kBlockRows = kConsumers * kGroupRows;
 constexpr i32 kOutputs = kHeadDim / 2;  // fp32 of O that a thread holds
 constexpr i32 kWarpgroup = 128;
-constexpr i32 kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr f32 kLn2 = 0.6931471805599453f;
 constexpr f32 kLog2E = 1.4426950408889634f;
 constexpr f32 kInfinity = __builtin_inff();

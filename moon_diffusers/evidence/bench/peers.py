@@ -138,26 +138,23 @@ def flash_attn() -> Peer:
 
 def flash_attn_3() -> Peer:
     """FlashAttention 3 (Hopper)."""
-    module = importlib.import_module("flash_attn_interface")
-
-    def prepare(case: Case, x: Inputs) -> Call:
-        if case.seqlens:
-            raise Unsupported("not wired for packed sequences")
-        return lambda: first(module.flash_attn_func(x.q, x.k, x.v, causal=case.causal))
-
-    return Peer("flash-attn 3", version_of("flash_attn_3", "flash-attn-3"), prepare)
+    return _flash_attn_dense("flash_attn_interface", "flash-attn 3", "flash_attn_3", "flash-attn-3")
 
 
 def flash_attn_4() -> Peer:
     """FlashAttention 4, written in CuTe DSL, whose forward also runs on Hopper."""
-    module = importlib.import_module("flash_attn.cute")
+    return _flash_attn_dense("flash_attn.cute", "flash-attn 4", "flash_attn.cute", "flash-attn-4")
+
+
+def _flash_attn_dense(entry: str, name: str, versioned: str, package: str) -> Peer:
+    module = importlib.import_module(entry)
 
     def prepare(case: Case, x: Inputs) -> Call:
         if case.seqlens:
             raise Unsupported("not wired for packed sequences")
         return lambda: first(module.flash_attn_func(x.q, x.k, x.v, causal=case.causal))
 
-    return Peer("flash-attn 4", version_of("flash_attn.cute", "flash-attn-4"), prepare)
+    return Peer(name, version_of(versioned, package), prepare)
 
 
 def flashinfer() -> Peer:
