@@ -63,6 +63,14 @@ REQUESTS = (
 NAMES = (*CHANGES, *REQUESTS, "neighbours_seen")
 
 
+def answer_again(kept: dict[Any, Tensor], key: Any, out: Tensor) -> None:
+    """The first answer to a call of this kind, which lies on the host: a graph's pool takes its memory back."""
+    if key in kept:
+        out.copy_(kept[key], non_blocking=True)
+    elif not (out.is_cuda and torch.cuda.is_current_stream_capturing()):
+        kept[key] = out.cpu().pin_memory() if out.is_cuda else out.clone()
+
+
 def chosen_fault() -> AbstractContextManager[None]:
     """The fault that the environment asks for."""
     name = os.environ.get("MOON_GPU_TESTS_FAULT", "")
@@ -75,7 +83,7 @@ def fault(name: str) -> Iterator[None]:
     if name not in NAMES:
         raise ValueError(f"MOON_GPU_TESTS_FAULT: {name!r}; accepted: {', '.join(NAMES)}")
     serve, serve_problem = dispatch.serve, dispatch.serve_problem
-    kept: dict[Any, Any] = {}
+    kept: dict[Any, Tensor] = {}
 
     def dense(q: Tensor, k: Tensor, v: Tensor, seqlens_k: Any, mask: Any, request: Any, remember: bool) -> Any:
         if name == "masks_ignored":
@@ -102,8 +110,7 @@ def fault(name: str) -> Iterator[None]:
             if name == "layout_copied":
                 result = replace(result, out=result.out.contiguous())
             if name == "stale":
-                key = (q.shape, k.shape, request)
-                result = kept.setdefault(key, result)
+                answer_again(kept, (q.shape, k.shape, request), result.out)
         return result
 
     def sequences(problem: Any, inputs: dict[str, Tensor], out: Tensor, lse: Tensor | None) -> Any:
