@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import counters, dispatch, fallback
 from .dispatch import check_shapes
+from .eager import is_plain, wants_gradients
 from .problem import HEAD_DIM, RESCALES, ROUNDINGS, check_choice
 from .request import Request, Served, empty_lse, empty_output
 from .routing import SLOWER, Fallback
@@ -175,36 +176,25 @@ def routed(
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` once autocast has had its say."""
-    differentiable = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    differentiable = wants_gradients(q, k, v, attn_mask)
     if differentiable and not refusal:
         refusal = "requires grad"
-    if differentiable and not torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    if differentiable and not compiling:
         # Torch's own graph: no recomputation in the backward pass.
         check_shapes(q, k, v, layout)
         check_choice("rounding", rounding, ROUNDINGS)
         check_choice("rescale", rescale, RESCALES)
         counters.refuse_or_count(refusal, strict=strict, scope=scope)
         return _sdpa(q, k, v, seqlens_k, attn_mask, softmax_scale, layout, causal, return_lse)
+    # Compiled code reuses buffers behind torch's back, so a mask that it made is read anew each time.
+    remember_mask = not compiling
+    options: tuple[Any, ...] = softmax_scale, layout, causal, rounding, rescale, strict, scope, refusal, remember_mask
+    options = (*options, min_head_dim, batch_invariant)
+    if not compiling and is_plain(q, k, v, seqlens_k, attn_mask):
+        return _run(return_lse, q, k, v, seqlens_k, attn_mask, *options)
     op: Any = torch.ops.moon_diffusers.attention_lse if return_lse else torch.ops.moon_diffusers.attention
-    result: Tensor | tuple[Tensor, Tensor] = op.default(
-        q,
-        k,
-        v,
-        seqlens_k,
-        attn_mask,
-        softmax_scale,
-        layout,
-        causal,
-        rounding,
-        rescale,
-        strict,
-        scope,
-        refusal,
-        # Compiled code reuses buffers behind torch's back, so a mask that it made is read anew each time.
-        not torch.compiler.is_compiling(),
-        min_head_dim,
-        batch_invariant,
-    )
+    result: Tensor | tuple[Tensor, Tensor] = op.default(q, k, v, seqlens_k, attn_mask, *options)
     return result
 
 

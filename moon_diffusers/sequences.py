@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import ops_sequences
+from .eager import wants_gradients
 from .errors import ArgumentError
 from .ops_sequences import Options, Paged, Varlen
 from .problem import HEAD_DIM, RESCALES, ROUNDINGS, check_choice
@@ -127,7 +128,7 @@ def attention_paged(
 
 def _serve(call: Varlen | Paged, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
     tensors = [call.q, call.k, call.v] if isinstance(call, Varlen) else [call.q, call.k_cache, call.v_cache]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if wants_gradients(*tensors):
         out, lse = ops_sequences.differentiable(call, return_lse)
         return out if lse is None else (out, lse)
     name = "attention_varlen" if isinstance(call, Varlen) else "attention_paged"

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from diffusers.models import attention_dispatch
 from torch import Tensor
 
+from ...eager import wants_gradients
 from .call import attend, count_fallback, function_modes_active
 from .context_parallel import context_parallel_attention
 from .options import Options
@@ -90,7 +90,7 @@ def _backend(options: Options) -> Callable[..., Any]:
             # A flex attention BlockMask: only that backend understands it.
             count_fallback(f"mask of type {type(attn_mask).__name__}", options)
             return _theirs(_Names.FLEX, *arguments, _parallel_config)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+        if wants_gradients(query, key, value):
             count_fallback("requires grad", options)
             return _theirs(_Names.NATIVE, *arguments, _parallel_config)
         if function_modes_active():

@@ -1,0 +1,62 @@
+"""What torch wants of a call beside the numbers: gradients, or the sight of its operator.
+
+A plain eager call wants neither, and goes past torch's dispatcher, which would cost the host 5 us and do nothing.
+Everything that lives in the dispatcher (modes, functorch, tracing, the profiler, subclasses) still sees the operators: where
+any of it is active, and where this torch lacks a way to ask, a call is not plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def _question(name: str) -> Callable[[], Any]:
+    """A function of `torch._C` by its dotted name; one that answers "something is active" where there is none."""
+    found: Any = torch._C
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if callable(found) else lambda: True
+
+
+_dispatch_modes = _question("_len_torch_dispatch_stack")
+_function_modes = _question("_len_torch_function_stack")
+_functorch = _question("_functorch.peek_interpreter_stack")
+_tracing = _question("_get_tracing_state")
+_profiling = _question("_autograd._profiler_enabled")
+#: The kernels' devices and the emulator's; others may do more in the dispatcher than torch's own do.
+_DEVICES = ("cuda", "cpu")
+
+
+def wants_gradients(*tensors: Tensor | None) -> bool:
+    """Whether a result of these must be differentiable, in reverse mode or (outside compiled code) in forward mode."""
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        return True
+    if torch.compiler.is_compiling() or _forward_level() < 0:
+        return False
+    duals: Any = forward_ad.unpack_dual
+    return any(tensor is not None and duals(tensor).tangent is not None for tensor in tensors)
+
+
+def _forward_level() -> int:
+    """The innermost level of forward-mode differentiation, -1 outside; 0 where torch does not say."""
+    return getattr(forward_ad, "_current_level", 0)
+
+
+def is_plain(q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, attn_mask: Tensor | None) -> bool:
+    """Whether an operator on these tensors may be called past the dispatcher. Not to be asked while compiling."""
+    return (
+        type(q) is type(k) is type(v) is Tensor
+        and (seqlens_k is None or type(seqlens_k) is Tensor)
+        and (attn_mask is None or type(attn_mask) is Tensor)
+        and q.device.type in _DEVICES
+        and not _dispatch_modes()
+        and not _function_modes()
+        and _functorch() is None
+        and _tracing() is None
+        and not _profiling()
+    )

@@ -1,0 +1,154 @@
+"""Plain eager calls go past torch's dispatcher; whatever lives in it still sees the operators."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import moon_diffusers
+from moon_diffusers import eager, ops
+
+from .helpers import bhsd, reference, relative
+
+
+@pytest.fixture
+def qkv():
+    return bhsd(1, 2, 2, 40, 40)
+
+
+def attend(q, k, v, **options):
+    return ops.attention(q, k, v, layout="bhsd", **options)
+
+
+@pytest.fixture
+def operator_calls(monkeypatch):
+    """The arguments of each call that goes through the dispatcher."""
+    seen = []
+    whole = torch.ops.moon_diffusers.attention.default
+
+    class Watched:
+        def default(self, *arguments):
+            seen.append(arguments)
+            return whole(*arguments)
+
+    monkeypatch.setattr(torch.ops.moon_diffusers, "attention", Watched())
+    return seen
+
+
+def test_a_plain_call_goes_past_the_dispatcher_with_the_same_result(qkv, operator_calls):
+    direct = attend(*qkv)
+    assert operator_calls == []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "is_plain", lambda *tensors: False)
+        through = attend(*qkv)
+    assert len(operator_calls) == 1
+    assert torch.equal(direct, through) and direct.stride() == through.stride()
+    assert moon_diffusers.summary().startswith("moon_diffusers: 0 of 2")
+
+
+class Dispatched(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [Dispatched, Functions])
+def test_modes_see_the_operator(qkv, kind):
+    with kind() as mode:
+        attend(*qkv)
+    assert "moon_diffusers.attention.default" in mode.names
+
+
+def test_the_profiler_names_the_operator(qkv):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        attend(*qkv)
+    assert "moon_diffusers::attention" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_a_trace_holds_the_operator(qkv):
+    traced = torch.jit.trace(lambda q, k, v: attend(q, k, v), qkv, check_trace=False)
+    assert "moon_diffusers::attention" in str(traced.graph)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_sees_the_operator(qkv, operator_calls):
+    q, k, v = qkv
+    batched = torch.vmap(lambda q: attend(q, k, v))(torch.stack([q, 2 * q]))
+    assert operator_calls
+    torch.testing.assert_close(batched, torch.stack([attend(q, k, v), attend(2 * q, k, v)]))
+
+
+def jacobian_product(function, q, tangent, kind):
+    if kind == "func":
+        return torch.func.jvp(function, (q,), (tangent,))[1]
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(q, tangent))).tangent
+
+
+@pytest.mark.parametrize("kind", ["func", "dual"])
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_forward_gradients_are_torchs(kind, packed):
+    """No kernel computes them: by the operators they were zeros."""
+    q, k, v = bhsd(1, 2, 2, 40, 40)
+    tangent = torch.randn_like(q)
+
+    def function(q):
+        if not packed:
+            return attend(q, k, v)
+        starts = torch.tensor([0, 40], dtype=torch.int32)
+        flat = (t[0].transpose(0, 1) for t in (q, k, v))
+        return moon_diffusers.attention_varlen(*flat, starts, starts).transpose(0, 1)[None]
+
+    def exact(q):
+        scores = q @ k.double().mT * 128**-0.5
+        return scores.softmax(-1) @ v.double()
+
+    with sdpa_kernel(SDPBackend.MATH):  # the only one of torch's that has them
+        product = jacobian_product(function, q, tangent, kind)
+    expected = torch.func.jvp(exact, (q.double(),), (tangent.double(),))[1]
+    assert relative(product, expected) < 2e-2
+    assert set(moon_diffusers.counters.snapshot().fallbacks) == {"requires grad"}
+
+
+def test_outside_a_dual_level_nothing_is_differentiable(qkv):
+    q, k, _ = qkv
+    assert not eager.wants_gradients(q, None)
+    with forward_ad.dual_level():
+        assert not eager.wants_gradients(q, k)
+        assert eager.wants_gradients(forward_ad.make_dual(q, q), k)
+    needs = q.detach().requires_grad_()
+    assert eager.wants_gradients(k, needs)
+    with torch.no_grad():
+        assert not eager.wants_gradients(k, needs)
+
+
+def test_a_subclass_is_not_plain(qkv):
+    q, k, v = qkv
+    parameter = torch.nn.Parameter(q, requires_grad=False)
+    assert eager.is_plain(q, k, v, None, None)
+    assert not eager.is_plain(parameter, k, v, None, None)
+    assert not eager.is_plain(q, k, v, None, torch.nn.Parameter(q, requires_grad=False))
+    assert not eager.is_plain(q.to("meta"), k.to("meta"), v.to("meta"), None, None)
+    assert relative(attend(parameter, k, v), reference(q, k, v)[0]) < 3e-3
+
+
+def test_a_torch_that_cannot_be_asked_keeps_its_dispatcher(qkv, monkeypatch):
+    monkeypatch.setattr(eager, "_dispatch_modes", eager._question("_no_such_function"))
+    assert not eager.is_plain(*qkv, None, None)
