@@ -51,16 +51,19 @@ def markdown(whole: dict[str, Any]) -> str:
     where, dry = whole["environment"], whole["dry_run"]
     card = where.get("gpu", f"emulated {where['emulated']}" if where["emulated"] else "CPU")
     lines = [
-        f"Wan2.1 transformer steps on {card}, torch {where['torch']}, diffusers {where['diffusers']}, "
+        f"Wan2.1 on {card}, torch {where['torch']}, diffusers {where['diffusers']}, "
         f"driver {where['driver']}, weights {whole['weights']}, revision {where['revision']}, {whole['date'][:10]}.",
-        "Times are medians of interleaved rounds, spread is the interquartile range of the ratio; torch's side uses the "
-        "SDPA backend named.",
     ]
     if dry:
         lines.append("**Dry run on the CPU: everything ran, no time means anything, so none is shown.**")
+    if whole["rows"]:
+        lines += [
+            "Times are medians of interleaved rounds, spread is the interquartile range of the ratio; torch's side uses the "
+            "SDPA backend named.",
+        ]
     header = ["model", "video", "mode", "tokens", "torch s", "moon s", "speed", "spread", "torch J", "moon J", "energy",
               "MHz", "W", "difference", "kernel calls", "fallen back", "torch SDPA", "note"]  # fmt: skip
-    lines += ["", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)] if whole["rows"] else []
     for row in whole["rows"]:
         theirs, ours = (row["sides"].get(name, {}) for name in (SDPA, MOON))
         ratio = {} if dry or row["ratio"] is None else row["ratio"]

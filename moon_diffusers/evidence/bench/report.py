@@ -132,7 +132,8 @@ def plot(results: list[CaseResult], path: Path, title: str) -> None:
     axes.set_xticks(range(len(timed)), [result.case.name for result in timed], rotation=30, ha="right", fontsize=8)
     axes.set_ylabel("TF/s")
     axes.set_title(title)
-    axes.legend(fontsize=8)
+    # Outside: a bar may reach any corner.
+    figure.legend(loc="outside lower center", ncols=max(1, len(names)), fontsize=8)
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=150, format=path.suffix.removeprefix("."))
     plt.close(figure)
