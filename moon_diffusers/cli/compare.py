@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,14 @@ def compare(run_a: Path, run_b: Path, max_latent_error: float | None, min_psnr: 
 
     Videos of any kind that ffmpeg reads; latents as .safetensors, .npy or .pt.
     """
-    from moon_diffusers.quality.compare import compare_paths
+    from moon_diffusers.quality.compare import CompareError, compare_paths
     from moon_diffusers.quality.video import require_video_packages
 
+    # Every comparison with NaN is false: such a limit would let everything pass.
+    if max_latent_error is not None and not max_latent_error >= 0:
+        raise CompareError(f"max_latent_error is {max_latent_error}; expected a number of at least 0")
+    if min_psnr is not None and math.isnan(min_psnr):
+        raise CompareError(f"min_psnr is {min_psnr}; expected a number of dB")
     require_video_packages()
     comparison = compare_paths(run_a, run_b)
     failures = _failures(comparison, max_latent_error, min_psnr)
@@ -69,6 +75,7 @@ def _failures(comparison: Comparison, max_latent_error: float | None, min_psnr: 
     """Return what is beyond the limits; a figure that a limit asks for and that does not exist is beyond it."""
     failures = []
     if max_latent_error is not None:
+        failures += [f"latents {name}: not compared" for name in comparison.not_compared["latents"]]
         if not comparison.latents:
             failures.append("no latents were compared")
         for name, latents in comparison.latents.items():
@@ -76,6 +83,7 @@ def _failures(comparison: Comparison, max_latent_error: float | None, min_psnr: 
             if error is None or error > max_latent_error:
                 failures.append(f"latents {name}: relative L2 {_number(error, '.3e')} is above {max_latent_error:g}")
     if min_psnr is not None:
+        failures += [f"frames {name}: not compared" for name in comparison.not_compared["frames"]]
         if not comparison.frames:
             failures.append("no frames were compared")
         for name, frames in comparison.frames.items():

@@ -36,6 +36,7 @@ class Comparison:
         latents: by name, `LatentMetrics.as_dict()` of B against A.
         frames: by name, `FrameMetrics.as_dict()` of B against A.
         notes: what the reader should know before believing the figures.
+        not_compared: names of latents and frames that only one side has, or that differ in shape.
     """
 
     kind: str
@@ -43,10 +44,13 @@ class Comparison:
     latents: dict[str, dict[str, Any]] = field(default_factory=dict)
     frames: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    not_compared: dict[str, list[str]] = field(default_factory=lambda: {"latents": [], "frames": []})
 
     @property
     def identical(self) -> bool:
-        """True when every latent and every frame that was compared is equal."""
+        """True when every latent and every frame of both sides was compared, and is equal."""
+        if any(self.not_compared.values()):
+            return False
         frames = all(frame["identical_frames"] == frame["frames"] for frame in self.frames.values())
         return frames and all(latent["identical"] for latent in self.latents.values())
 
@@ -87,29 +91,43 @@ def _kind(argument: str, path: Path) -> str:
     raise CompareError(f"{argument} is {str(path)!r}: expected a run's folder, or a file that ends in {accepted}")
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What is compared of a run's report."""
+
+    settings: dict[str, Any]
+    initial: str
+    code_objects: Any
+    weights: Any
+    figures: dict[str, str]
+    step_seconds: float
+
+
 def _compare_runs(a: Path, b: Path) -> Comparison:
     comparison = Comparison("runs")
-    reports = (_read_report(a), _read_report(b))
-    settings = (reports[0]["settings"], reports[1]["settings"])
-    for name in sorted(settings[0].keys() | settings[1].keys()):
-        values = (settings[0].get(name), settings[1].get(name))
+    runs = (_read_run(a), _read_run(b))
+    for name in sorted(runs[0].settings.keys() | runs[1].settings.keys()):
+        values = (runs[0].settings.get(name), runs[1].settings.get(name))
         if values[0] != values[1] and name not in _NOT_COMPARED:
             comparison.rows.append((f"setting {name}", str(values[0]), str(values[1])))
-    if reports[0]["initial_latents_sha256"] != reports[1]["initial_latents_sha256"]:
+    if runs[0].initial != runs[1].initial:
         comparison.notes.append("the runs started from different latents: their videos differ for that alone")
-    if reports[0]["environment"]["code_objects"] != reports[1]["environment"]["code_objects"]:
+    if runs[0].code_objects != runs[1].code_objects:
         comparison.notes.append("the runs used different builds of the kernels")
-    if reports[0]["model"]["weights"] != reports[1]["model"]["weights"]:
+    if runs[0].weights != runs[1].weights:
         comparison.notes.append("the runs used different weights")
-    for name, value in _figures(reports[0]).items():
-        comparison.rows.append((name, value, _figures(reports[1])[name]))
-    steps = [statistics.median(report["runs"]["with_kernel"]["step_seconds"]) for report in reports]
-    comparison.rows.append(("step with kernel, A / B", f"{steps[0] / steps[1]:.3f}x", ""))
-    if any(setting["emulate"] for setting in settings):
+    comparison.rows += [(name, value, runs[1].figures[name]) for name, value in runs[0].figures.items()]
+    ratio = f"{runs[0].step_seconds / runs[1].step_seconds:.3f}x" if runs[1].step_seconds else "-"
+    comparison.rows.append(("step with kernel, A / B", ratio, ""))
+    if any(run.settings.get("emulate") for run in runs):
         comparison.notes.append("a run was emulated: step times say nothing about a GPU")
     paths = (a / "latents.safetensors", b / "latents.safetensors")
-    if all(path.is_file() for path in paths):
+    present = [path.is_file() for path in paths]
+    if all(present):
         _add_latents(comparison, _read_latents(paths[0]), _read_latents(paths[1]))
+    elif any(present):
+        comparison.notes.append(f"{str(paths[present.index(False)])!r} does not exist: latents not compared")
+        comparison.not_compared["latents"].append("latents")
     for name in ("without_kernel", "with_kernel"):
         suffix = ".mkv" if all((run / f"{name}.mkv").is_file() for run in (a, b)) else ".mp4"
         if suffix == ".mp4":
@@ -147,6 +165,7 @@ def _add_frames(comparison: Comparison, name: str, a: Path, b: Path) -> None:
     left, right = read_video(a)[0], read_video(b)[0]
     if left.shape != right.shape:
         comparison.notes.append(f"{name}: shapes {left.shape} and {right.shape} differ; frames not compared")
+        comparison.not_compared["frames"].append(name)
         return
     comparison.frames[name] = compare_frames(left, right).as_dict()
     comparison.rows.append((f"warp error, {name}", _number(warp_error(left), ".5f"), _number(warp_error(right), ".5f")))
@@ -156,21 +175,25 @@ def _add_latents(comparison: Comparison, a: dict[str, torch.Tensor], b: dict[str
     common = [name for name in a if name in b]
     if not common:
         raise CompareError(f"the latents share no name: {', '.join(a)} and {', '.join(b)}")
+    for name in sorted(a.keys() ^ b.keys()):
+        comparison.notes.append(f"{name}: latents of one side only; not compared")
+        comparison.not_compared["latents"].append(name)
     for name in common:
         if a[name].shape != b[name].shape:
             shapes = f"{tuple(a[name].shape)} and {tuple(b[name].shape)}"
             comparison.notes.append(f"{name}: latents of shapes {shapes} differ; not compared")
+            comparison.not_compared["latents"].append(name)
         else:
             comparison.latents[name] = compare_latents(a[name], b[name]).as_dict()
 
 
 def _read_latents(path: Path) -> dict[str, torch.Tensor]:
     try:
-        if path.suffix == ".safetensors":
+        if path.suffix.lower() == ".safetensors":
             from safetensors.torch import load_file
 
             return dict(load_file(path))
-        if path.suffix == ".npy":
+        if path.suffix.lower() == ".npy":
             import numpy as np
 
             return {"latents": torch.from_numpy(np.load(path, allow_pickle=False))}
@@ -185,7 +208,7 @@ def _read_latents(path: Path) -> dict[str, torch.Tensor]:
     raise CompareError(f"latents {str(path)!r}: expected a tensor, or a dict of tensors")
 
 
-def _read_report(folder: Path) -> dict[str, Any]:
+def _read_run(folder: Path) -> _Run:
     path = folder / "report.json"
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -193,12 +216,19 @@ def _read_report(folder: Path) -> dict[str, Any]:
             raise CompareError(
                 f"report {str(path)!r}: kind {report['kind']!r} of schema {report['schema']} is not known"
             )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _Run(
+            settings=dict(report["settings"]),
+            initial=report["initial_latents_sha256"],
+            code_objects=report["environment"]["code_objects"],
+            weights=report["model"]["weights"],
+            figures=_figures(report),
+            step_seconds=statistics.median(report["runs"]["with_kernel"]["step_seconds"]),
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, MoonError):
             raise
-        raise CompareError(f"report {str(path)!r} cannot be read: {error}") from error
-    assert isinstance(report, dict)
-    return report
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise CompareError(f"report {str(path)!r} cannot be read: {reason}") from error
 
 
 def _number(value: float | None, form: str) -> str:

@@ -80,8 +80,10 @@ def compare_latents(reference: torch.Tensor, other: torch.Tensor) -> LatentMetri
     """Compare two latents of one shape.
 
     Raises:
-        FramesError: the shapes differ, or the tensors are empty.
+        FramesError: the shapes differ, or the tensors are empty or complex.
     """
+    if reference.is_complex() or other.is_complex():
+        raise FramesError(f"latents are {reference.dtype} and {other.dtype}; expected real numbers")
     if reference.shape != other.shape or reference.numel() == 0:
         raise FramesError(
             f"latents have shapes {tuple(reference.shape)} and {tuple(other.shape)}; expected equal, not empty"

@@ -54,6 +54,36 @@ def test_latents_in_every_form(files):
     assert compare(files / "a.npy", files / "b.pt", "--min-psnr", "10")[0] == 1
 
 
+def test_what_was_not_compared_is_neither_identical_nor_within_a_limit(files):
+    whole, part, short = (files / f"{name}.safetensors" for name in ("whole", "part", "SHORT"))
+    x = torch.arange(8.0)
+    save_file({"x": x, "y": x + 1}, whole)
+    save_file({"x": x}, part)
+    short = short.with_suffix(".SAFETENSORS")
+    save_file({"x": x, "y": x[:4].clone()}, short)
+    for other in (part, short):
+        code, text = compare(whole, other, "--json")
+        assert code == 0 and json.loads(text)["identical"] is False and "y" in json.loads(text)["notes"][0]
+        code, text = compare(whole, other, "--max-latent-error", "1")
+        assert code == 1 and "latents y: not compared" in text
+    write_lossless(files / "c.mkv", np.zeros((2, 32, 32, 3), np.float32), 8)
+    assert json.loads(compare(files / "a.mkv", files / "c.mkv", "--json")[1])["identical"] is False
+    assert "frames video: not compared" in compare(files / "a.mkv", files / "c.mkv", "--min-psnr", "1")[1]
+
+
+def test_imaginary_parts_are_not_dropped(files):
+    np.save(files / "c.npy", np.array([1, 2 + 3j]))
+    np.save(files / "r.npy", np.array([1.0, 2.0]))
+    code, text = compare(files / "r.npy", files / "c.npy")
+    assert code == 2 and "expected real numbers" in text
+
+
+@pytest.mark.parametrize("limit", [("--max-latent-error", "nan"), ("--max-latent-error", "-1"), ("--min-psnr", "nan")])
+def test_limits_that_nothing_could_fail_are_refused(files, limit):
+    code, text = compare(files / "a.npy", files / "b.pt", *limit)
+    assert code == 2 and f"{limit[0][2:].replace('-', '_')} is {limit[1]}" in text
+
+
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
@@ -82,5 +112,15 @@ def test_runs(tiny_wan, standin_kernel, tmp_path):
     assert code == 0 and text.count("identical") == 4
     code, text = compare(tmp_path / "a", tmp_path / "b" / "report.json", "--max-latent-error", "0.1")
     assert code == 1 and "setting seed" in text and "different latents" in text and "lossy" not in text
-    (tmp_path / "b" / "report.json").write_text("{}")
-    assert compare(tmp_path / "a", tmp_path / "b")[0] == 2
+    # a run without its latents, or with a video of another length, is not the same run
+    (tmp_path / "c" / "latents.safetensors").unlink()
+    code, text = compare(tmp_path / "a", tmp_path / "c", "--max-latent-error", "1")
+    assert code == 1 and "latents.safetensors' does not exist" in text
+    report = json.loads((tmp_path / "b" / "report.json").read_text())
+    for key, value in (("settings", []), ("settings", "x"), ("noise_floors", []), ("runs", {}), ("gate", None)):
+        (tmp_path / "b" / "report.json").write_text(json.dumps(report | {key: value}))
+        code, text = compare(tmp_path / "a", tmp_path / "b")
+        assert code == 2 or (key, value) == ("settings", []), (key, text)
+    for text in ("{}", "[]", json.dumps({"kind": report["kind"], "schema": 1})):
+        (tmp_path / "b" / "report.json").write_text(text)
+        assert compare(tmp_path / "a", tmp_path / "b")[0] == 2
