@@ -34,12 +34,33 @@ _DEVICES = ("cuda", "cpu")
 
 def wants_gradients(*tensors: Tensor | None) -> bool:
     """Whether a result of these must be differentiable, in reverse mode or (outside compiled code) in forward mode."""
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+    if requires_grad(*tensors):
         return True
     if torch.compiler.is_compiling() or _forward_level() < 0:
         return False
-    duals: Any = forward_ad.unpack_dual
-    return any(tensor is not None and duals(tensor).tangent is not None for tensor in tensors)
+    return carries_tangents(*tensors)
+
+
+def carries_tangents(*tensors: Tensor | None) -> bool:
+    """Whether forward-mode differentiation goes through any of these. Dynamo cannot trace the question."""
+    # Torch has this one level; compiled code enters it without `forward_ad`, which then says that there is none.
+    unpack: Any = forward_ad.unpack_dual
+    return any(tensor is not None and unpack(tensor, level=0).tangent is not None for tensor in tensors)
+
+
+def requires_grad(*tensors: Tensor | None) -> bool:
+    """Whether reverse-mode differentiation goes through any of these."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def in_transform() -> bool:
+    """Whether one of `torch.func`'s transforms is at work, which cannot use the backward pass of an operator."""
+    return _functorch() is not None
+
+
+def is_traced() -> bool:
+    """Whether an operator that is called now is only being traced: counts then belong to nobody."""
+    return bool(_dispatch_modes())
 
 
 def _forward_level() -> int:

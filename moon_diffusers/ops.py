@@ -10,6 +10,7 @@ Operators (all work under `torch.compile(fullgraph=True)`, dynamic shapes includ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from . import counters, dispatch, fallback
 from .dispatch import check_shapes
-from .eager import is_plain, wants_gradients
+from .eager import carries_tangents, in_transform, is_plain, is_traced, requires_grad, wants_gradients
+from .errors import StrictError
 from .problem import HEAD_DIM, RESCALES, ROUNDINGS, check_choice
 from .request import Request, Served, empty_lse, empty_output
 from .routing import SLOWER, Fallback
@@ -338,18 +340,54 @@ def _fake_backward(
     return dq, dk, dv
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    q, k, v, seqlens_k, attn_mask, softmax_scale, layout, causal = inputs[:8]
-    ctx.save_for_backward(q, k, v, seqlens_k, attn_mask)
-    ctx.options = (softmax_scale, layout, causal)
-    ctx.num_inputs = len(inputs)
+class _Differentiable(torch.autograd.Function):
+    """An operator's forward with `attention_backward` behind it."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Any, *arguments: Any) -> Any:
+        q, k, v, seqlens_k, attn_mask, softmax_scale, layout, causal = arguments[:8]
+        ctx.save_for_backward(q, k, v, seqlens_k, attn_mask)
+        ctx.options = (softmax_scale, layout, causal)
+        ctx.num_inputs = 1 + len(arguments)
+        return _below_autograd(operator, arguments)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        gradients = torch.ops.moon_diffusers.attention_backward.default(
+            grad_out, grad_lse, *ctx.saved_tensors, *ctx.options
+        )
+        return (None, *gradients, *([None] * (ctx.num_inputs - 4)))
 
 
-def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    gradients = torch.ops.moon_diffusers.attention_backward.default(
-        grad_out, grad_lse, *ctx.saved_tensors, *ctx.options
-    )
-    return (*gradients, *([None] * (ctx.num_inputs - 3)))
+def _below_autograd(operator: Any, arguments: tuple[Any, ...]) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
+def _autograd(operator: Any, want_lse: bool) -> Callable[..., Any]:
+    """What graphs reach first: eager calls that want gradients are torch's before they get to an operator."""
+
+    def differentiate(*arguments: Any) -> Any:
+        q, k, v, seqlens_k, attn_mask, softmax_scale, layout, causal = arguments[:8]
+        reverse = requires_grad(q, k, v, attn_mask)
+        beyond = reverse and (in_transform() or requires_grad(attn_mask))
+        if beyond or carries_tangents(q, k, v, attn_mask):
+            # Only torch's own operators have these derivatives; by this one they were lost in silence.
+            count_decomposed(strict=arguments[10], scope=arguments[11])
+            return _sdpa(q, k, v, seqlens_k, attn_mask, softmax_scale, layout, causal, want_lse)
+        if reverse:
+            return _Differentiable.apply(operator, *arguments)  # type: ignore[no-untyped-call]
+        return _below_autograd(operator, arguments)
+
+    return differentiate
+
+
+def count_decomposed(strict: bool | None, scope: str) -> None:
+    """Count a call whose derivatives only torch has, unless it is only traced; raise `StrictError` when strict."""
+    if not is_traced():
+        counters.refuse_or_count("requires grad", strict=strict, scope=scope)
+    elif counters.is_strict(strict):
+        raise StrictError("requires grad")
 
 
 for _name, _kernel, _fake in (
@@ -359,5 +397,6 @@ for _name, _kernel, _fake in (
 ):
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"moon_diffusers::{_name}", _fake, lib=_library)
-for _name in ("attention", "attention_lse"):
-    torch.library.register_autograd(f"moon_diffusers::{_name}", _backward, setup_context=_setup_context, lib=_library)
+for _name, _want_lse in (("attention", False), ("attention_lse", True)):
+    _operator: Any = getattr(torch.ops.moon_diffusers, _name).default
+    _library.impl(_name, _autograd(_operator, _want_lse), "Autograd")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import counters, dispatch, fallback
+from .eager import carries_tangents, requires_grad
 from .problem import Problem
 from .request import Served
 from .routing import SLOWER, Fallback
@@ -274,6 +275,19 @@ def _implementation(kind: type[Varlen] | type[Paged], return_lse: bool) -> Calla
     return run_operator
 
 
+def _autograd(kind: type[Varlen] | type[Paged], operator: Any, return_lse: bool) -> Callable[..., Any]:
+    """What graphs reach first: eager calls that want gradients are torch's before they get to an operator."""
+
+    def differentiate(*arguments: Any) -> Any:
+        if requires_grad(*arguments[:3]) or carries_tangents(*arguments[:3]):
+            out, lse = differentiable(_call_of(kind, arguments), return_lse)
+            return (out, lse) if return_lse else out
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    return differentiate
+
+
 def _fake(kind: type[Varlen] | type[Paged], return_lse: bool) -> Callable[..., Any]:
     def describe_operator(*arguments: Any) -> Any:
         out, lse = _call_of(kind, arguments).empty()
@@ -292,3 +306,5 @@ for _name, _schema, _kind in _KINDS:
         _library.define(f"{_name}{_suffix}({_schema}) -> {_result}", tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(f"{_name}{_suffix}", _implementation(_kind, _lse), "CompositeExplicitAutograd")
         torch.library.register_fake(f"moon_diffusers::{_name}{_suffix}", _fake(_kind, _lse), lib=_library)
+        _operator: Any = getattr(torch.ops.moon_diffusers, _name + _suffix).default
+        _library.impl(f"{_name}{_suffix}", _autograd(_kind, _operator, _lse), "Autograd")

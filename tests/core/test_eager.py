@@ -1,5 +1,7 @@
 """Plain eager calls go past torch's dispatcher; whatever lives in it still sees the operators."""
 
+import contextlib
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -137,6 +139,67 @@ def test_outside_a_dual_level_nothing_is_differentiable(qkv):
     assert eager.wants_gradients(k, needs)
     with torch.no_grad():
         assert not eager.wants_gradients(k, needs)
+
+
+def by_torch(q, k, v, attn_mask=None):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask)
+
+
+DERIVATIVES = {
+    "jvp inside": lambda compiler, f, q, k, v: compiler(
+        lambda q: torch.func.jvp(lambda q: f(q, k, v), (q,), (torch.ones_like(q),))[1]
+    )(q),
+    "dual tensors outside": lambda compiler, f, q, k, v: jacobian_product(
+        compiler(lambda q: f(q, k, v)), q, torch.ones_like(q), "dual"
+    ),
+    "grad inside": lambda compiler, f, q, k, v: compiler(torch.func.grad(lambda q: f(q, k, v).float().square().sum()))(
+        q
+    ),
+    "a bias": lambda compiler, f, q, k, v: torch.autograd.grad(
+        compiler(lambda bias: f(q, k, v, attn_mask=bias).float().square().sum())(BIAS), BIAS
+    )[0],
+}
+BIAS = torch.zeros(40, 40, dtype=torch.bfloat16, requires_grad=True)
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_compiled_derivatives_that_the_operator_lacks_are_torchs(qkv, name):
+    """Forward-mode ones and those of a mask were lost in silence, `torch.func.grad` did not compile."""
+    torch._dynamo.reset()
+
+    def compiler(function):
+        return torch.compile(function, backend="aot_eager")
+
+    with sdpa_kernel(SDPBackend.MATH):
+        actual = DERIVATIVES[name](compiler, attend, *qkv)
+        expected = DERIVATIVES[name](lambda function: function, by_torch, *qkv)
+    assert expected.any() and torch.equal(actual, expected)
+
+
+def test_forward_gradients_of_compiled_packed_sequences_are_torchs(qkv):
+    q, k, v = (t[0].transpose(0, 1) for t in qkv)
+    starts = torch.tensor([0, 40], dtype=torch.int32)
+
+    def function(q):
+        return moon_diffusers.attention_varlen(q, k, v, starts, starts, 40, 40)
+
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = jacobian_product(function, q, torch.ones_like(q), "dual")
+        actual = jacobian_product(torch.compile(function, backend="aot_eager"), q, torch.ones_like(q), "dual")
+    assert expected.any() and torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_derivatives_by_torch_are_counted_where_they_run(qkv, traced):
+    q, k, v = qkv
+    options = (None, None, None, "bhsd", False, "rtne", "auto", None, "", "", True, 128)
+    operator = torch.ops.moon_diffusers.attention.default
+    with sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level(), Dispatched() if traced else contextlib.nullcontext():
+        operator(forward_ad.make_dual(q, q), k, v, *options)
+        assert moon_diffusers.counters.snapshot().fallbacks == ({} if traced else {"requires grad": 1})
+        strict = (*options[:7], True, *options[8:])
+        with pytest.raises(moon_diffusers.MoonError, match="requires grad"):
+            operator(forward_ad.make_dual(q, q), k, v, *strict)
 
 
 def test_a_subclass_is_not_plain(qkv):
