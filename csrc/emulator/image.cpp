@@ -54,7 +54,24 @@ bool elf_size(u64 base, size_t *size, std::string *why) {
             }
             end = std::max<size_t>(end, x.sh_offset + x.sh_size);
         }
+    // Before memory is made for it: a damaged header may claim gigabytes.
+    u8 last;
+    if (end == 0 || !safe_read(base + end - 1, 1, &last)) {
+        *why = "it is truncated: part of it cannot be read";
+        return false;
+    }
     *size = end;
+    return true;
+}
+
+bool copy_elf(u64 base, std::vector<u8> *out, std::string *why) {
+    size_t size = 0;
+    if (!elf_size(base, &size, why)) return false;
+    out->resize(size);
+    if (!safe_read(base, size, out->data())) {
+        *why = "it is truncated: part of it cannot be read";
+        return false;
+    }
     return true;
 }
 
@@ -100,20 +117,12 @@ bool copy_image(const void *image, const char *arch, std::vector<u8> *out, std::
             if (e[2] > 256 || at + e[2] > have) break;
             std::string triple(reinterpret_cast<const char *>(head.data() + at), size_t(e[2]));
             at += e[2];
-            if (triple.find(arch) != std::string::npos)
-                return copy_image(reinterpret_cast<const void *>(base + e[0]), arch, out, why);
+            if (triple.find(arch) != std::string::npos) return copy_elf(base + e[0], out, why);
         }
         *why = std::string("the offload bundle has no code object for ") + arch;
         return false;
     }
-    size_t size = 0;
-    if (!elf_size(base, &size, why)) return false;
-    out->resize(size);
-    if (!safe_read(base, size, out->data())) {
-        *why = "it is truncated: part of it cannot be read";
-        return false;
-    }
-    return true;
+    return copy_elf(base, out, why);
 }
 
 }  // namespace moon

@@ -11,6 +11,7 @@ void run_not_modelled(Wave &w, const Op &op);
 namespace {
 
 constexpr int kBadImage = 200, kNoBinary = 209;  // hipErrorInvalidImage, hipErrorNoBinaryForGpu
+constexpr u32 kLargestKernarg = 1u << 20;
 
 struct Image {
     const u8 *data;
@@ -45,19 +46,22 @@ const char *check_flags(u32 flags, std::string *why) {
     return arch;
 }
 
-void read_args(const Value &kernel, Kernel *k) {
+// False: an argument lies where no kernarg segment reaches.
+bool read_args(const Value &kernel, Kernel *k) {
     const Value *args = kernel.find(".args");
     k->has_args = args && args->type == Value::ARRAY;
-    if (!k->has_args) return;
+    if (!k->has_args) return true;
     for (const Value &a : args->items) {
         KernelArg arg;
         if (const Value *kind = a.find(".value_kind")) arg.value_kind = kind->text;
         arg.offset = u32(a.integer(".offset", 0));
         arg.size = u32(a.integer(".size", 0));
+        if (u64(arg.offset) + arg.size > kLargestKernarg) return false;
         if (arg.value_kind.compare(0, 7, "hidden_") != 0)
             k->explicit_size = std::max(k->explicit_size, arg.offset + arg.size);
         k->args.push_back(arg);
     }
+    return true;
 }
 
 bool read_kernel(const Value &meta, const Image &img, const std::vector<Symbol> &symbols, Program *p,
@@ -75,7 +79,7 @@ bool read_kernel(const Value &meta, const Image &img, const std::vector<Symbol> 
         if (s.name == symbol->text) kd = &s;
         if (s.name == k.name && s.type == STT_FUNC) code = &s;
     }
-    if (!kd || kd->value + 64 > p->size) {
+    if (!kd || p->size < 64 || kd->value > p->size - 64) {
         *why = "kernel " + k.name + " has no descriptor";
         return false;
     }
@@ -105,11 +109,14 @@ bool read_kernel(const Value &meta, const Image &img, const std::vector<Symbol> 
     k.vgpr_spills = u32(meta.integer(".vgpr_spill_count", 0));
     k.sgpr_spills = u32(meta.integer(".sgpr_spill_count", 0));
     k.lds_bytes = std::max<u32>(k.lds_bytes, u32(meta.integer(".group_segment_fixed_size", 0)));
-    if (k.kernarg_size > (1u << 20) || k.scratch_bytes > (1u << 24) || (k.entry & 3)) {
+    if (k.kernarg_size > kLargestKernarg || k.scratch_bytes > (1u << 24) || (k.entry & 3)) {
         *why = "the descriptor of kernel " + k.name + " is not plausible";
         return false;
     }
-    read_args(meta, &k);
+    if (!read_args(meta, &k)) {
+        *why = "the metadata of kernel " + k.name + " places an argument outside any kernarg segment";
+        return false;
+    }
     p->kernels.push_back(k);
     return true;
 }
@@ -134,7 +141,7 @@ bool relocate(const Image &img, const Elf64_Shdr &s, Program *p, const std::vect
     if (!r) return false;
     for (u64 i = 0; i < n; i++) {
         u64 type = ELF64_R_TYPE(r[i].r_info), sym = ELF64_R_SYM(r[i].r_info), value;
-        if (r[i].r_offset + 8 > p->size) return false;
+        if (p->size < 8 || r[i].r_offset > p->size - 8) return false;
         if (type == 13)  // R_AMDGPU_RELATIVE64
             value = reinterpret_cast<u64>(p->base) + u64(r[i].r_addend);
         else if (type == 3 && sym < symbols.size())  // R_AMDGPU_ABS64

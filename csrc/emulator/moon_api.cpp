@@ -5,18 +5,36 @@
 
 namespace moon {
 
+namespace {
+// Bytes of the UTF-8 character at s[i], 0 where there is none: a damaged code object's names may hold anything.
+size_t utf8(const std::string &s, size_t i) {
+    u8 c = u8(s[i]);
+    size_t n = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
+    if (n == 0 || i + n > s.size()) return 0;
+    for (size_t k = 1; k < n; k++)
+        if ((u8(s[i + k]) & 0xc0) != 0x80) return 0;
+    u8 next = n > 1 ? u8(s[i + 1]) : 0;
+    bool overlong = (c == 0xe0 && next < 0xa0) || (c == 0xf0 && next < 0x90);
+    bool outside = (c == 0xed && next >= 0xa0) || (c == 0xf4 && next >= 0x90);
+    return overlong || outside ? 0 : n;
+}
+}  // namespace
+
 std::string json_string(const std::string &s) {
     std::string r = "\"";
-    for (char c : s) {
-        char buf[8];
+    for (size_t i = 0; i < s.size(); i++) {
+        char c = s[i], buf[8];
         if (c == '"' || c == '\\') {
             r += '\\';
             r += c;
         } else if (static_cast<unsigned char>(c) < 0x20) {
             snprintf(buf, sizeof(buf), "\\u%04x", c);
             r += buf;
+        } else if (size_t n = utf8(s, i)) {
+            r += s.substr(i, n);
+            i += n - 1;
         } else {
-            r += c;
+            r += "\\ufffd";
         }
     }
     return r + "\"";
@@ -118,9 +136,10 @@ thread_local std::string t_text, t_disassembly;
 }
 
 MOON_EXPORT int moonEmuSetOption(const char *key, const char *value) {
-    return set_option(key, value) ? 0
-                                  : hip_fail(1, "moonEmuSetOption: unknown option or value: %s = %s",
-                                             key ? key : "(null)", value ? value : "(null)");
+    return set_option(key, value)
+               ? 0
+               : hip_fail(1, "moonEmuSetOption: unknown option or value: %s = %s; accepted: %s", key ? key : "(null)",
+                          value ? value : "(null)", accepted(key ? key : "").c_str());
 }
 MOON_EXPORT const char *moonEmuLastMessage() { return hip_message(); }
 MOON_EXPORT const char *moonEmuReport() {

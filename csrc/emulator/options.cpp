@@ -1,11 +1,24 @@
 // Options.
 #include "options.h"
-#include <cstdlib>
+#include <cstdio>
 #include <mutex>
+#include <unistd.h>
 
 namespace moon {
 
 namespace {
+
+const char *const kAccepted[][2] = {
+    {"mma", "fast, exact"},
+    {"checks", "on, off"},
+    {"counts", "on, off"},
+    {"order", "forward, reverse, random:SEED, interleave:N"},
+    {"threads", "0 (all cores) to 1024"},
+    {"budget", "wave-instructions, 0 for no limit"},
+    {"trace", "a path prefix"},
+    {"trace_workgroup", "a workgroup's number"},
+    {"cu_count", "0 (the device's own) to 100000"},
+};
 
 bool number(const char *s, u64 *out) {
     if (!*s) return false;
@@ -77,24 +90,42 @@ bool apply(Options *o, const std::string &k, const std::string &v) {
     return false;
 }
 
+// Every MOON_EMULATOR_<KEY> of the environment; one that has no effect is named, since it was meant to have one.
+void apply_environment(Options *o) {
+    const std::string prefix = "MOON_EMULATOR_";
+    for (char **e = environ; e && *e; e++) {
+        std::string entry = *e;
+        size_t equals = entry.find('=');
+        if (entry.compare(0, prefix.size(), prefix) != 0 || equals == std::string::npos) continue;
+        std::string key = entry.substr(prefix.size(), equals - prefix.size()), value = entry.substr(equals + 1);
+        for (char &c : key) c = char(c >= 'A' && c <= 'Z' ? c + 32 : c);
+        // The Python side's own: which library to load.
+        if (key == "library" || value.empty() || apply(o, key, value)) continue;
+        fprintf(stderr, "moon_emulator: %s has no effect; accepted: %s\n", entry.c_str(), accepted(key).c_str());
+    }
+}
+
 std::mutex g_lock;
 Options &current() {
     static Options o = [] {
         Options fresh;
         fresh.budget = 20000000000ull;  // a kernel that never ends stops some day; 0 removes the limit
-        const char *keys[] = {"mma",    "checks", "order",           "threads", "budget",
-                              "counts", "trace",  "trace_workgroup", "cu_count"};
-        for (const char *k : keys) {
-            std::string name = "MOON_EMULATOR_";
-            for (const char *c = k; *c; c++) name += char(*c >= 'a' && *c <= 'z' ? *c - 32 : *c);
-            if (const char *v = getenv(name.c_str())) apply(&fresh, k, v);
-        }
+        apply_environment(&fresh);
         return fresh;
     }();
     return o;
 }
 
 }  // namespace
+
+std::string accepted(const std::string &key) {
+    std::string keys;
+    for (const auto &row : kAccepted) {
+        if (key == row[0]) return row[1];
+        keys += (keys.empty() ? "the options " : ", ") + std::string(row[0]);
+    }
+    return keys;
+}
 
 bool set_option(const char *key, const char *value) {
     if (!key || !value) return false;

@@ -21,5 +21,6 @@ struct Options {
 
 bool set_option(const char *key, const char *value);  // false: unknown key or value
 Options options();
+std::string accepted(const std::string &key);  // the values of an option, or, for an unknown key, the options
 
 }  // namespace moon

@@ -21,6 +21,7 @@ struct WaveMemory {
     explicit WaveMemory(size_t n) {
         for (size_t i = 0; i < n; i++) {
             void *p = std::aligned_alloc(64, (sizeof(Wave) + 63) / 64 * 64);
+            if (!p) throw std::bad_alloc();
             waves.push_back(new (p) Wave());
         }
     }
@@ -276,8 +277,21 @@ int run_launch(Launch &l) {
     u64 n = l.options.threads > 0 ? u64(l.options.threads) : std::max(1u, std::thread::hardware_concurrency());
     n = std::min<u64>(n, l.groups());
     std::vector<std::thread> threads;
-    for (u64 i = 1; i < n; i++) threads.emplace_back([&] { worker(l, &packet, queue); });
-    worker(l, &packet, queue);
+    auto work = [&] {
+        try {
+            worker(l, &packet, queue);
+        } catch (const std::exception &x) {
+            std::lock_guard<std::mutex> hold(l.lock);
+            l.stop = true;
+            if (l.error == 0) l.error = 2, l.message = "kernel " + l.kernel->name + ": " + x.what();
+        }
+    };
+    try {
+        for (u64 i = 1; i < n; i++) threads.emplace_back(work);
+    } catch (const std::exception &) {
+        // The system gives no more threads; those that are there do the work.
+    }
+    work();
     for (std::thread &t : threads) t.join();
     l.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count();
     return l.error;

@@ -63,6 +63,7 @@ bool trace_close(TraceState *t) {
     bool good = t->good;
     if (t->file) good &= std::fclose(t->file) == 0;
     if (good) good = std::rename(t->temporary.c_str(), t->path.c_str()) == 0;
+    if (!good && t->file) std::remove(t->temporary.c_str());
     delete t;
     return good;
 }
@@ -114,7 +115,9 @@ bool trace_table(const Launch &l, const std::string &path) {
     if (!f) return false;
     bool good = std::fwrite(s.data(), 1, s.size(), f) == s.size();
     good &= std::fclose(f) == 0;
-    return good && std::rename(temporary.c_str(), path.c_str()) == 0;
+    good = good && std::rename(temporary.c_str(), path.c_str()) == 0;
+    if (!good) std::remove(temporary.c_str());
+    return good;
 }
 
 }  // namespace moon

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import mmap
+import os
 import struct
 import subprocess
 import sys
@@ -198,6 +200,126 @@ def test_damaged_code_objects_never_crash(arch, tmp_path):
     command = [sys.executable, "-c", FUZZ, str(path), root, arch]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and "answered 400" in done.stdout, done.stderr[-800:]
+
+
+EXTREMES = """
+import struct, sys
+sys.path.insert(0, sys.argv[2])
+import msgpack
+from moon_diffusers.errors import HipError
+from moon_diffusers.evidence.device import open_emulator
+image = open(sys.argv[1], "rb").read()
+device = open_emulator(sys.argv[3])
+
+def tried(image):
+    for action in (device.load, device.hip.disassemble):
+        try:
+            action(bytes(image))
+        except HipError:
+            continue
+        yield action.__name__
+
+def put(offset, value, image=image, form="<Q"):
+    bad = bytearray(image)
+    struct.pack_into(form, bad, offset, value % 2 ** (8 * struct.calcsize(form)))
+    return bad
+
+table, = struct.unpack_from("<Q", image, 40)
+count, = struct.unpack_from("<H", image, 60)
+refused = 0
+for n in range(count):
+    at = table + 64 * n
+    kind, = struct.unpack_from("<I", image, at + 4)
+    offset, size = struct.unpack_from("<QQ", image, at + 24)
+    if kind in (2, 11):
+        # Descriptors that begin, in arithmetic modulo 2^64, before the first byte.
+        for symbol in range(offset, offset + size, 24):
+            for value in (-1, -32, -64, -65, 2**63):
+                refused += "load" not in tried(put(symbol + 8, value))
+    if kind == 4:
+        for entry in range(offset, offset + size, 24):
+            for value in (-1, -4, -8):
+                assert "load" not in tried(put(entry, value)), "a relocation outside the image"
+    if kind == 7:
+        name, length, _ = struct.unpack_from("<III", image, offset)
+        data = image[offset + 12 + -(-name // 4) * 4 :][:length]
+        metadata = msgpack.unpackb(data)
+        for where, wide in ((2**32 - 8, 8), (2**32 - 1, 2**32 - 1), (2**31, 0)):
+            argument = {".offset": where, ".size": wide, ".value_kind": "by_value"}
+            metadata["amdhsa.kernels"][0][".args"] = [argument]
+            packed = msgpack.packb(metadata)
+            note = struct.pack("<III8s", 7, len(packed), 32, b"AMDGPU") + packed
+            bad = put(at + 32, len(note), put(at + 24, len(image), image + note))
+            assert "load" not in tried(bad), argument
+            refused += 1
+assert refused > 3, refused
+bundle = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<QQQQ", 1, 0, 0, 6) + sys.argv[3].encode()
+assert not [*tried(bundle + bytes(4096))], "a bundle that holds itself"
+print("answered")
+"""
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_numbers_that_wrap_around_never_crash(arch, tmp_path):
+    path = tmp_path / "whole.co"
+    path.write_bytes(small.image(BODY, arch, kernarg=8))
+    for image in (path, COMPILED / f"general-{arch}.co"):
+        command = [sys.executable, "-c", EXTREMES, str(image), str(COMPILED.parents[1]), arch]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0 and "answered" in done.stdout, (done.returncode, done.stderr[-800:])
+
+
+def test_names_that_are_no_text(device):
+    """What a damaged code object calls itself is shown, never a JSON that nobody can read."""
+    for name, shown in ((b"sm\xffll", "sm\ufffdll"), ("sm\u00e4l".encode(), "sm\u00e4l"), (b"s\xe0\x80ll", None)):
+        image = small.image(BODY, device.arch, kernarg=8).replace(b"small", name)
+        (listing,) = json.loads(device.hip.disassemble(image))
+        assert shown is None or listing["kernel"] == shown
+
+
+def test_an_option_of_the_environment_that_has_no_effect_is_named(device):
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from moon_diffusers.emulator import emulator_library"
+    code += "; emulator_library().set_option('mma', 'fast')"
+    settings = {"MOON_EMULATOR_CHECKS": "yes", "MOON_EMULATOR_CHECK": "on", "MOON_EMULATOR_COUNTS": "on"}
+    command = [sys.executable, "-c", code, str(COMPILED.parents[1])]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=True)
+    assert "MOON_EMULATOR_CHECKS=yes has no effect; accepted: on, off" in done.stderr
+    assert "MOON_EMULATOR_CHECK=on has no effect; accepted: the options mma" in done.stderr
+    assert "COUNTS" not in done.stderr
+    assert "accepted: fast, exact" in str(refused(lambda: device.set_options({"mma": "slow"})))
+
+
+NO_THREADS = """
+import resource, sys
+sys.path.insert(0, sys.argv[2])
+from moon_diffusers.evidence.device import open_emulator, loaded
+device = open_emulator(sys.argv[3])
+device.set_options({"threads": "1000"})
+with loaded(device, open(sys.argv[1], "rb").read()) as module:
+    function, out = device.function(module, "small"), device.hip.malloc(4096)
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
+    device.launch(function, (1000, 1, 1), (64, 1, 1), out.to_bytes(8, "little"))
+print("launched")
+"""
+
+
+def test_a_system_without_threads_to_give(tmp_path):
+    path = tmp_path / "whole.co"
+    path.write_bytes(small.image(BODY, "gfx942", kernarg=8))
+    command = [sys.executable, "-c", NO_THREADS, str(path), str(COMPILED.parents[1]), "gfx942"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 or "hipErrorOutOfMemory" in done.stderr, (done.returncode, done.stderr[-800:])
+
+
+def test_a_trace_that_cannot_be_written_leaves_no_temporary_file(device, tmp_path):
+    for name in ("a.json", "b.wave0.bin"):
+        (tmp_path / name).mkdir()
+        device.set_options({"trace": str(tmp_path / name.partition(".")[0])})
+        ran = small.run(device, BODY, device.arch, [np.zeros(64, np.uint32)])
+        device.set_options({"trace": ""})
+        assert ran.error is not None and "trace cannot be written" in str(ran.error)
+        assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
 
 
 def test_launch_with_a_malformed_extra_list(device):
