@@ -68,14 +68,25 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, short) for name, (_, short) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; this package's own errors become one line and exit code 2."""
+        """Run the command; this package's own errors, and the system's, become one line and exit code 2."""
         try:
             return super().invoke(ctx)
         except click.ClickException:
             raise
+        except KeyboardInterrupt:
+            click.echo("\ninterrupted", err=True)
+            raise SystemExit(130) from None
+        except BrokenPipeError:
+            # A reader that has seen enough, as `head`: click ends quietly.
+            raise
+        except MemoryError as error:
+            raise BadInput(f"out of memory: {error}") from error
         except Exception as error:
             from moon_diffusers.errors import MoonError
 
+            if isinstance(error, OSError) and not isinstance(error, MoonError):
+                reason = error.strerror or str(error)
+                raise BadInput(reason if error.filename is None else f"{error.filename}: {reason}") from error
             if not isinstance(error, MoonError):
                 raise
             raise BadInput(str(error)) from error

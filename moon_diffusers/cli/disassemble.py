@@ -43,12 +43,13 @@ def _find(kernel: str) -> tuple[bytes, str | None]:
     if Path(kernel).is_file():
         return Path(kernel).read_bytes(), None
     manifest = load_manifest()
-    for item in manifest.code_objects:
+    ours = [item for item in manifest.code_objects if item.file.endswith(".co")]
+    for item in ours:
         if kernel in (item.file, item.file.removesuffix(".co")):
             return manifest.read(item), None
         if any(k.name == kernel for k in item.kernels):
             return manifest.read(item), kernel
-    files = ", ".join(item.file for item in manifest.code_objects)
+    files = ", ".join(item.file for item in ours)
     raise ArgumentError("kernel", repr(kernel), f"a file, one of {files}, or a kernel in them")
 
 

@@ -23,19 +23,31 @@ def _read_config(ctx: click.Context, _parameter: click.Parameter, value: Path | 
         return None
     import yaml
 
+    class Words(yaml.SafeLoader):
+        """Reads values as they are written, since `off`, `no` and `1.5` are words to the options; null is none."""
+
+        yaml_implicit_resolvers = {  # noqa: RUF012
+            first: [entry for entry in entries if entry[0] == "tag:yaml.org,2002:null"]
+            for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
     try:
-        content = yaml.safe_load(value.read_text(encoding="utf-8")) or {}
+        content = yaml.load(value.read_text(encoding="utf-8"), Loader=Words) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise click.BadParameter(f"{str(value)!r} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise click.BadParameter(f"{str(value)!r} holds no mapping of option names to values")
-    known = {parameter.name for parameter in ctx.command.params} - {"config", "help"}
-    defaults = {str(key).replace("-", "_"): item for key, item in content.items()}
-    for key in defaults:
+    known = {parameter.name: parameter for parameter in ctx.command.params if parameter.name not in ("config", "help")}
+    defaults = {str(key).replace("-", "_"): item for key, item in content.items() if item is not None}
+    for key, item in defaults.items():
         if key not in known:
             raise click.BadParameter(
                 f"{str(value)!r} has the unknown key {key!r}; known: {', '.join(sorted(filter(None, known)))}"
             )
+        if known[key].multiple and isinstance(item, str):
+            defaults[key] = [item]
+        elif not isinstance(item, str) and not (known[key].multiple and isinstance(item, list)):
+            raise click.BadParameter(f"{str(value)!r}: {key} is {item!r}; expected one value")
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return value
 

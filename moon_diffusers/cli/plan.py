@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moon_diffusers.errors import ArgumentError
+from moon_diffusers.generation.settings import DTYPES
 from moon_diffusers.problem import HEAD_DIM, LAYOUTS, ROUNDINGS, Problem
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _DEVICES = {
 @click.option("--seqlen-q", type=click.IntRange(min=1), required=True)
 @click.option("--seqlen-k", type=click.IntRange(min=1), help="Default: --seqlen-q (self-attention).")
 @click.option("--head-dim", type=click.IntRange(min=1), default=HEAD_DIM, show_default=True)
-@click.option("--dtype", default="bfloat16", show_default=True)
+@click.option("--dtype", type=click.Choice(list(DTYPES)), default="bfloat16", show_default=True)
 @click.option("--layout", type=click.Choice(LAYOUTS), default="bshd", show_default=True)
 @click.option("--rounding", type=click.Choice(ROUNDINGS), default="rtne", show_default=True)
 @click.option("--causal", is_flag=True)
@@ -95,7 +96,7 @@ def _problem(
         seqlen_q=seqlen_q,
         seqlen_k=keys,
         head_dim=head_dim,
-        dtype=dtype,
+        dtype=DTYPES[dtype],
         q_strides=strides(seqlen_q, num_heads),
         k_strides=strides(keys, kv_heads),
         v_strides=strides(keys, kv_heads),

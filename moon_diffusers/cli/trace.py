@@ -24,6 +24,9 @@ def trace(workgroup: int, output: Path, force: bool, **call: Any) -> None:
     """
     from moon_diffusers.emulator import read_table, read_trace
 
+    # Else the files would lie beside the folder that is named.
+    if output.name in ("", ".."):
+        raise ArgumentError("output", repr(str(output)), "a prefix of file names, as folder/name")
     if Path(f"{output}.json").exists() and not force:
         raise ArgumentError("output", f"{output}.json", "a prefix of files that do not exist yet, or --force")
     if not output.parent.is_dir():

@@ -50,6 +50,8 @@ def place(settings: Settings, emulate: str | None, device: str | None, is_sample
         torch.empty(1, device=chosen)
     except (RuntimeError, AssertionError) as error:
         raise GenerateError(f"device is {chosen!r}: {str(error).splitlines()[0]}") from error
+    if kind == "meta":
+        raise GenerateError(f"device is {chosen!r}: nothing is computed there; expected a real device")
     if arch is not None and kind != "cpu":
         raise GenerateError(
             f"device is {chosen!r}: the emulator serves tensors on the CPU; leave --device or --emulate out"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +12,14 @@ from moon_diffusers.errors import MoonError
 
 __all__ = ["DTYPES", "NOISE_FLOORS", "ROUNDINGS", "SABOTAGES", "GenerateError", "Settings"]
 
-DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "fp32": "float32"}
+DTYPES = {
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+    "fp32": "float32",
+    "float32": "float32",
+}
 ROUNDINGS = ("rtne", "rtna", "rtz")
 NOISE_FLOORS = ("repeat", "math")
 SABOTAGES = ("swap-heads", "drop-last-tile")
@@ -76,6 +84,10 @@ class Settings:
                 raise GenerateError(f"{name} is {value}; expected at least 1")
         if not 0 <= self.seed < 2**63:
             raise GenerateError(f"seed is {self.seed}; expected 0 to 2^63 - 1")
+        for name, value in vars(self).items():
+            # Bytes that were no text in this locale cannot be written to a report either.
+            if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+                raise GenerateError(f"{name} is {value!r}; expected text, by the encoding of the locale")
         if not self.prompt.strip():
             raise GenerateError(f"prompt is {self.prompt!r}; expected text")
         if self.fps is not None and not 0 < self.fps <= 240:
@@ -89,6 +101,8 @@ class Settings:
         for floor in self.noise_floor:
             if floor not in NOISE_FLOORS:
                 raise GenerateError(f"noise_floor is {floor!r}; expected one of {', '.join(NOISE_FLOORS)}")
+        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
+            raise GenerateError(f"guidance_scale is {self.guidance_scale}; expected a finite number")
         if self.gate_factor is not None and not self.gate_factor > 0:
             raise GenerateError(f"gate_factor is {self.gate_factor}; expected more than 0")
         if not 0 <= self.minimum_share <= 1:

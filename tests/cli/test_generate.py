@@ -190,6 +190,11 @@ BAD_INPUT = [
     "device",
     "size",
     "no GPU",
+    "meta device",
+    "guidance",
+    "text in no encoding",
+    "a list for one value",
+    "a fraction for a whole number",
 ]
 
 
@@ -200,6 +205,8 @@ def bad_input(tmp_path: Path, tiny_wan: Path) -> dict[str, tuple[list[object], s
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "unknown.yaml").write_text("promt: x\n")
     (tmp_path / "none.txt").write_text("# nothing\n")
+    (tmp_path / "list.yaml").write_text("height: [32, 64]\n")
+    (tmp_path / "fraction.yaml").write_text("seed: 1.5\n")
     return {
         "no such folder": (["--model", "./nowhere"], "model is './nowhere'"),
         "no index": (["--model", empty], "no model_index.json"),
@@ -221,6 +228,11 @@ def bad_input(tmp_path: Path, tiny_wan: Path) -> dict[str, tuple[list[object], s
         "device": (["--device", "nonsense"], "device is 'nonsense'"),
         "no GPU": (["--model", tiny_wan], "emulate is not given"),
         "size": (["--emulate", "gfx942", "--height", "33"], "33"),
+        "meta device": (["--device", "meta"], "device is 'meta'"),
+        "guidance": (["--guidance-scale", "nan"], "guidance_scale is nan"),
+        "text in no encoding": (["--prompt", "p\udcff"], r"prompt is 'p\udcff'"),
+        "a list for one value": (["--config", tmp_path / "list.yaml"], "height is ['32', '64']"),
+        "a fraction for a whole number": (["--config", tmp_path / "fraction.yaml"], "'1.5' is not a valid integer"),
     }
 
 
@@ -293,6 +305,16 @@ def test_config_file_gives_defaults_and_the_command_line_wins(fast, tmp_path):
     assert run(*fast, "--config", tmp_path / "config.yaml", "--seed", "6", "--output", tmp_path / "run")[0] == 0
     settings = report_of(tmp_path / "run")["settings"]
     assert (settings["seed"], settings["prompt"], settings["guidance_scale"]) == (6, "from the file", 2.0)
+
+
+def test_words_of_a_config_file_are_not_yaml_booleans(fast, tmp_path):
+    words = "emulate: off\nprompt: no\nnegative_prompt:\nnoise_floor: repeat\nlossless: yes\ndevice: cpu\ngate: warn\n"
+    (tmp_path / "config.yaml").write_text(words)
+    arguments = [item for item in fast if item not in ("--emulate", "gfx942")]
+    assert run(*arguments, "--config", tmp_path / "config.yaml", "--output", tmp_path / "run")[0] == 0
+    settings = report_of(tmp_path / "run")["settings"]
+    assert (settings["emulate"], settings["prompt"], settings["negative_prompt"]) == (None, "no", None)
+    assert settings["noise_floor"] == ["repeat"] and settings["lossless"] is True
 
 
 def test_the_samples_recommendations_are_defaults(tiny_wan, standin_kernel, tmp_path):

@@ -43,6 +43,29 @@ def test_unknown_command():
     assert call("generat")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (OSError(28, "No space left on device", "/full/file"), 2, "Error: /full/file: No space left on device"),
+        (MemoryError("Unable to allocate 2.00 TiB"), 2, "Error: out of memory: Unable to allocate 2.00 TiB"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(monkeypatch, error, code, words):
+    def stops(**_):
+        raise error
+
+    monkeypatch.setattr(main.get_command(None, "plan"), "callback", stops)
+    got, text = call("plan", "--seqlen-q", 1)
+    assert got == code and text.strip() == words
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback():
+    command = f"{sys.executable} -m moon_diffusers plan --seqlen-q 9 --json | true"
+    done = subprocess.run(command, shell=True, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.stderr == ""
+
+
 def test_doctor():
     code, text = call("doctor")
     assert code == 0 and "torch" in text and "sample" in text
@@ -66,5 +89,25 @@ def test_plan_serves_a_video(arch):
 def test_plan_says_why_not():
     code, text = call("plan", "--seqlen-q", 100, "--head-dim", 64)
     assert code == 1 and "head_dim 64 is not 128" in text
+    assert call("plan", "--seqlen-q", 100, "--dtype", "bf16")[0] == 0
+    code, text = call("plan", "--seqlen-q", 100, "--dtype", "bfloat")
+    assert code == 2 and "'bfloat' is not one of" in text
     code, text = call("plan", "--seqlen-q", 100, "--num-heads", 12, "--num-heads-kv", 5)
     assert code == 2 and "num_heads_kv" in text
+
+
+@built
+def test_a_trace_needs_a_name(tmp_path, monkeypatch):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    for output in (".", "..", ""):
+        code, text = call("trace", "--seqlen-q", 8, "--seqlen-k", 8, "--output", output)
+        assert code == 2 and "a prefix of file names" in text
+    assert [*tmp_path.iterdir()] == [inside] and not [*inside.iterdir()]
+
+
+@built
+def test_disassemble_offers_what_it_reads():
+    code, text = call("disassemble", "attention-sm_90a.cubin")
+    assert code == 2 and "general-gfx942.co" in text and text.count("cubin") == 1
