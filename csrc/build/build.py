@@ -31,6 +31,7 @@ import metadata
 import ptx
 import targets
 import toolchain
+from elftools.common.exceptions import ELFError
 
 DEFAULT_OUTPUT = targets.CSRC.parent / "moon_diffusers" / "_compiled"
 ARCHITECTURES = sorted({code_object.arch for code_object in targets.CODE_OBJECTS})
@@ -51,21 +52,29 @@ def digest(*parts: str | Path) -> str:
 
 
 class Cache:
-    """Skips a product whose sources, flags and compiler are those of the file that is there."""
+    """Skips a product whose sources, flags and compiler are those of the file that is there, if that is undamaged."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ".build-keys.json"
         self.folder = folder
-        self.keys: dict[str, str] = json.loads(self.path.read_text()) if self.path.exists() else {}
+        try:
+            keys = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            keys = {}
+        self.keys: dict[str, str] = keys if isinstance(keys, dict) else {}
 
     def fresh(self, file: str, key: str) -> bool:
-        """True if `file` was built under `key` and is still there."""
-        return self.keys.get(file) == key and (self.folder / file).exists()
+        """True if `file` was built under `key` and holds what it held then."""
+        return (self.folder / file).is_file() and self.keys.get(file) == self._entry(file, key)
 
     def store(self, built: dict[str, str]) -> None:
         """Remember what was built; other products stay remembered."""
-        self.keys.update(built)
+        self.keys.update({file: self._entry(file, key) for file, key in built.items()})
         write_atomically(self.path, json.dumps(self.keys, indent=1))
+
+    def _entry(self, file: str, key: str) -> str:
+        # Without its content's hash a damaged file would stay, and the manifest would vouch for it.
+        return f"{key} {file_hash(self.folder / file)}"
 
 
 def shared(key: str, output: Path, make: Callable[[Path], None]) -> None:
@@ -73,16 +82,21 @@ def shared(key: str, output: Path, make: Callable[[Path], None]) -> None:
     temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
     folder = os.environ.get("MOON_BUILD_CACHE")
     kept = Path(folder) / key if folder else None
-    if kept is not None and kept.exists():
-        shutil.copyfile(kept, temporary)
-    else:
-        make(temporary)
-        if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            fresh = kept.with_name(f"{key}.{os.getpid()}.tmp")
-            shutil.copyfile(temporary, fresh)
-            fresh.replace(kept)
-    temporary.replace(output)
+    try:
+        if kept is not None and kept.exists():
+            shutil.copyfile(kept, temporary)
+        else:
+            make(temporary)
+            if not temporary.is_file():
+                raise toolchain.BuildError(f"{output.name}: the compiler said nothing was wrong, but made no file")
+            if kept is not None:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                fresh = kept.with_name(f"{key}.{os.getpid()}.tmp")
+                shutil.copyfile(temporary, fresh)
+                fresh.replace(kept)
+        temporary.replace(output)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -213,10 +227,17 @@ def describe(target: targets.CodeObject, output: Path, known: dict[str, layouts.
 
 
 def resources(target: targets.CodeObject, output: Path) -> dict[str, dict[str, int]]:
-    """Each kernel's resource figures, as its machine code declares them."""
-    if target.is_cuda:
-        return cubin.read_kernels(output / target.file)
-    return {name: metadata.resources(entry) for name, entry in metadata.read_kernels(output / target.file).items()}
+    """Each kernel's resource figures, as its machine code declares them.
+
+    Raises BuildError if the file is no code object of a kind that this knows.
+    """
+    path = output / target.file
+    try:
+        if target.is_cuda:
+            return cubin.read_kernels(path)
+        return {name: metadata.resources(entry) for name, entry in metadata.read_kernels(path).items()}
+    except (ValueError, LookupError, ELFError) as error:
+        raise toolchain.BuildError(f"{target.file}: the compiler's output cannot be read: {error!r}") from error
 
 
 def file_hash(path: Path) -> str:
@@ -293,7 +314,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         print(f"manifest: {build(args.output, args.arch, args.emulator)}")
-    except toolchain.BuildError as error:
+    except (toolchain.BuildError, OSError) as error:
         print(f"build failed: {error}", file=sys.stderr)
         return 1
     return 0

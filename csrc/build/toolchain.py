@@ -76,7 +76,7 @@ class Hipcc:
     @cached_property
     def version(self) -> str:
         """First line of `hipcc --version`."""
-        return run([self.path, "--version"]).splitlines()[0]
+        return run([self.path, "--version"]).partition("\n")[0]
 
     def compile_hip(self, source: Path, arch: str, flags: tuple[str, ...], output: Path) -> None:
         """HIP source to a code object by `hipcc --genco`."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +80,47 @@ def test_missing_hipcc_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("MOON_HIPCC", "/nowhere/hipcc")
     with pytest.raises(toolchain.BuildError, match=r"cannot run /nowhere/hipcc: No such file"):
         toolchain.hip_compiler().compile_hip(tmp_path / "a.hip", "gfx942", (), tmp_path / "a.co")
+
+
+@pytest.mark.parametrize("damage", [b"x", b""])
+def test_a_damaged_product_is_built_again(compiled: Path, tmp_path: Path, damage: bytes) -> None:
+    """The runtime refuses it and says to build again; that must not give it a manifest that vouches for it."""
+    folder = tmp_path / "compiled"
+    shutil.copytree(compiled, folder)
+    file = targets.CODE_OBJECTS[0].file
+    (folder / file).write_bytes(damage + (compiled / file).read_bytes()[1:] if damage else b"")
+    build.build(folder, [targets.CODE_OBJECTS[0].arch], "none")
+    assert (folder / file).read_bytes() == (compiled / file).read_bytes()
+
+
+@pytest.mark.parametrize("keys", ["", "{", "[]", "null"])
+def test_damaged_keys_build_anew(tmp_path: Path, keys: str) -> None:
+    (tmp_path / ".build-keys.json").write_text(keys)
+    assert build.Cache(tmp_path).keys == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [("exit 0", "made no file"), ('for o; do :; done; echo text > "$o"', "cannot be read")],
+)
+def test_a_compiler_that_is_none_is_one_line(tmp_path: Path, script: str, words: str) -> None:
+    hipcc = tmp_path / "hip cc"
+    hipcc.write_text(f"#!/bin/sh\n{script}\n")
+    hipcc.chmod(0o755)
+    command = [sys.executable, str(ROOT / "csrc/build/build.py"), "--output", str(tmp_path / "out dir")]
+    command += ["--arch", "gfx942", "--emulator", "none"]
+    environment = {name: value for name, value in os.environ.items() if name != "MOON_BUILD_CACHE"}
+    environment["MOON_HIPCC"] = str(hipcc)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("build failed: ") and words in done.stderr
+    assert done.stderr.count("\n") == 1 and not [*(tmp_path / "out dir").glob("*.tmp")]
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, str(ROOT / "csrc/build/build.py"), "--output", str(tmp_path / "file" / "out")]
+    done = subprocess.run([*command, "--arch", "gfx942"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("build failed: ") and done.stderr.count("\n") == 1
 
 
 def test_layout_aligns_as_the_compiler(tmp_path: Path) -> None:
