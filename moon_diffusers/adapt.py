@@ -96,7 +96,9 @@ def _serve_masked(
         # Not served with any mask: no need to wait for the device to read this one.
         return ready
     seq, head = (1, 2) if request.layout == "bshd" else (2, 1)
-    read = _mask_cache.read if remember_mask else masks.read_mask
+    # Reading host memory waits for nobody, and whoever else holds it (numpy) may write to it without torch's knowledge.
+    remember = remember_mask and attn_mask.device.type != "cpu"
+    read = _mask_cache.read if remember else masks.read_mask
     mask = read(attn_mask, q.shape[0], q.shape[head], q.shape[seq], k.shape[seq])
     if mask.reason:
         return Fallback(mask.reason)

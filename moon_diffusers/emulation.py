@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
@@ -32,7 +32,8 @@ class Placement:
     work_limit: float = 0.0
 
 
-_placement: ContextVar[Placement | None] = ContextVar("moon_diffusers_placement", default=None)
+#: The blocks around this thread or task, the innermost last.
+_placements: ContextVar[tuple[Placement, ...]] = ContextVar("moon_diffusers_placements", default=())
 
 
 def current_placement() -> Placement | None:
@@ -41,9 +42,9 @@ def current_placement() -> Placement | None:
     Raises:
         ArgumentError: MOON_EMULATE or MOON_EMULATION_LIMIT cannot be used.
     """
-    placement = _placement.get()
-    if placement is not None:
-        return placement
+    placements = _placements.get()
+    if placements:
+        return placements[-1]
     arch = os.environ.get("MOON_EMULATE")
     if arch:
         return Placement("emulate", _check_arch("MOON_EMULATE", arch), _work_limit(None))
@@ -53,15 +54,14 @@ def current_placement() -> Placement | None:
 
 
 class _Block:
-    """A re-entrant context manager that sets the placement of this thread of execution."""
+    """A re-entrant context manager that sets the placement of this thread of execution; several may share one."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
-        self._tokens: list[Token[Placement | None]] = []
 
     def __enter__(self) -> Placement:
         self._check()
-        self._tokens.append(_placement.set(self.placement))
+        _placements.set((*_placements.get(), self.placement))
         return self.placement
 
     def _check(self) -> None:
@@ -70,7 +70,7 @@ class _Block:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _placement.reset(self._tokens.pop())
+        _placements.set(_placements.get()[:-1])
 
 
 class emulate(_Block):
