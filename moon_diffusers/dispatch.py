@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from .emulation import Placement, current_placement
 from .errors import ArgumentError, CodeObjectError, DriverError, LibraryError, PlanError
 from .planning import plan
 from .problem import HEAD_DIM, LAYOUTS, Problem, check_choice
-from .request import Request, Served, empty_lse, empty_output, output_strides
+from .request import Request, Served, check_scale, empty_lse, empty_output, output_strides
 from .routing import Fallback, Target, route
 from .runtime import device as devices
 from .runtime import selftest
@@ -90,6 +89,8 @@ class Session:
             q.dtype,
             k.dtype,
             v.dtype,
+            k.device,
+            v.device,
             seqlens_k is not None,
             misaligned,
         )
@@ -253,8 +254,7 @@ def describe(
         ArgumentError: shapes that do not fit together, or a scale that is no number.
     """
     check_shapes(q, k, v, request.layout)
-    if request.softmax_scale is not None and not math.isfinite(request.softmax_scale):
-        raise ArgumentError("softmax_scale", repr(request.softmax_scale), "a finite number, None for head_dim ** -0.5")
+    check_scale(request.softmax_scale)
     seq, head = (1, 2) if request.layout == "bshd" else (2, 1)
     if 0 in q.shape or 0 in k.shape:
         return Fallback("empty tensors")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .errors import ArgumentError
 from .problem import HEAD_DIM
 
 
@@ -36,6 +38,18 @@ class Served:
     out: Tensor
     lse: Tensor | None
     kernel: str = ""
+
+
+def check_scale(softmax_scale: float | None) -> None:
+    """Raise `ArgumentError` unless a scale is a finite number, or None.
+
+    A tensor is none: what was planned for it would outlive its value, and its gradient would be lost.
+    """
+    if softmax_scale is None or torch.compiler.is_compiling():  # then it may be a symbol
+        return
+    if isinstance(softmax_scale, Tensor) or not math.isfinite(softmax_scale):
+        value = "a tensor" if isinstance(softmax_scale, Tensor) else repr(softmax_scale)
+        raise ArgumentError("softmax_scale", value, "a finite number, None for head_dim ** -0.5")
 
 
 def empty_output(q: Tensor, v: Tensor, layout: str) -> Tensor:

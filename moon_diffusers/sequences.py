@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from .eager import wants_gradients
 from .errors import ArgumentError
 from .ops_sequences import Options, Paged, Varlen
 from .problem import HEAD_DIM, RESCALES, ROUNDINGS, check_choice
+from .request import check_scale
 from .routing import PAGE_SIZES
 
 
@@ -149,8 +149,7 @@ def _options(
 ) -> Options:
     check_choice("rounding", rounding, ROUNDINGS)
     check_choice("rescale", rescale, RESCALES)
-    if scale is not None and not math.isfinite(scale):
-        raise ArgumentError("softmax_scale", repr(scale), "a finite number, None for head_dim ** -0.5")
+    check_scale(scale)
     return Options(scale, causal, rounding, rescale, strict, "", batch_invariant)
 
 

@@ -5,11 +5,12 @@ import os
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 import moon_diffusers
-from moon_diffusers import adapt, counters, dispatch, ops
+from moon_diffusers import adapt, counters, dispatch, emulation, ops
 from moon_diffusers.errors import ArgumentError, HipError, LibraryError, StrictError
 from moon_diffusers.request import Request
 from moon_diffusers.runtime import device, library
@@ -145,6 +146,19 @@ def test_a_changed_mask_is_read_again(fake):
     assert not torch.equal(first, second)
 
 
+def test_a_mask_over_memory_that_numpy_writes_is_read_again(fake):
+    """Torch counts no version there: what the first mask said was taken for the second."""
+    q, k, v = bhsd(1, 1, 1, 5, 50)
+    memory = np.zeros((1, 1, 1, 50), dtype=bool)
+    with moon_diffusers.offload():
+        for length in (30, 20):
+            memory[...] = np.arange(50) < length
+            mask = torch.from_numpy(memory)
+            out = ops.attention(q, k, v, layout="bhsd", attn_mask=mask)
+            assert relative(out, reference(q, k, v, allowed=mask)[0]) < 3e-3
+    assert served() == 2
+
+
 UNSUPPORTED = {
     "dtype float32 is not bfloat16": lambda q, k, v: (q.float(), k.float(), v.float()),
     "head_dim 64 is not 128": lambda q, k, v: (q[..., :64].clone(), k[..., :64].clone(), v[..., :64].clone()),
@@ -259,6 +273,46 @@ def test_blocks_nest_and_are_thread_bound(fake):
     moon_diffusers.attention(q, k, v, layout="bhsd")
     counts = counters.snapshot()
     assert counts.num_served == 1 and counts.num_fallbacks == 2
+
+
+def test_one_block_object_may_be_open_in_several_threads(fake):
+    """Each left the block with the token of another: ValueError, and the placement stayed."""
+    block, both = moon_diffusers.offload(), threading.Barrier(2, timeout=10)
+    problems = []
+
+    def work(last):
+        try:
+            with block:
+                both.wait()
+                if last:
+                    both.wait()
+            if not last:
+                both.wait()
+            assert emulation.current_placement() is None
+        except Exception as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=work, args=(last,)) for last in (False, True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    with block, block:
+        pass
+    assert emulation.current_placement() is None
+
+
+def test_the_devices_of_all_tensors_are_part_of_the_kind(fake):
+    """A good call of the same shapes was refused after a bad one, and a bad one launched after a good one."""
+    q, k, v = bhsd(1, 1, 1, 4, 4)
+    with moon_diffusers.offload():
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="device"):
+                ops.attention(q, k.to("meta"), v, layout="bhsd")
+            ops.attention(q, k, v, layout="bhsd")
+    counts = counters.snapshot()
+    assert counts.num_served == 2 and counts.fallbacks == {"q, k and v on different devices": 2}
 
 
 def test_threads_share_sessions_and_get_their_own_results(fake):

@@ -99,6 +99,18 @@ def test_compiles_without_a_graph_break() -> None:
         assert torch.equal(got, expected)
 
 
+def test_compiles_with_a_scale_that_varies() -> None:
+    torch._dynamo.reset()
+    call = packed()
+
+    def run(scale: float) -> Tensor:
+        return moon_diffusers.attention_varlen(**call, max_seqlen_q=39, max_seqlen_k=33, softmax_scale=scale)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for scale in (0.1, 0.2, 0.3):
+        assert torch.equal(compiled(scale), run(scale))
+
+
 def test_gradients_flow_through_torch() -> None:
     call, cache = packed(), paged()
     call["k"].requires_grad_()
