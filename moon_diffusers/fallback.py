@@ -148,7 +148,8 @@ def _mask(
     allowed: Tensor | None = None
     if causal or seqlens_k is not None:
         columns = torch.arange(seqlen_k, device=q.device)
-        lengths = None if seqlens_k is None else seqlens_k.to(q.device).long().reshape(-1, 1, 1, 1)
+        # Clamped as the kernels do: the causal diagonal ends at the last key that there is.
+        lengths = None if seqlens_k is None else seqlens_k.to(q.device).long().clamp(0, seqlen_k).reshape(-1, 1, 1, 1)
         if lengths is not None:
             allowed = columns < lengths
         if causal:
@@ -163,7 +164,6 @@ def _mask(
         attn_mask = attn_mask[..., start:stop, :]
     if attn_mask.dtype == torch.bool:
         return attn_mask if allowed is None else attn_mask & allowed
-    attn_mask = attn_mask.to(q.dtype)
     return attn_mask if allowed is None else attn_mask.masked_fill(~allowed, -math.inf)
 
 

@@ -21,7 +21,7 @@ from .dispatch import check_shapes
 from .eager import carries_tangents, in_transform, is_plain, is_traced, requires_grad, wants_gradients
 from .errors import StrictError
 from .problem import HEAD_DIM, RESCALES, ROUNDINGS, check_choice
-from .request import Request, Served, empty_lse, empty_output
+from .request import Request, Served, check_scale, empty_lse, empty_output
 from .routing import SLOWER, Fallback
 
 _OPTIONS = (
@@ -144,7 +144,7 @@ def attention(
     return routed(
         *autocast(q, k, v),
         seqlens_k,
-        attn_mask,
+        _autocast_mask(q, attn_mask),
         softmax_scale,
         layout,
         causal,
@@ -178,6 +178,7 @@ def routed(
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` once autocast has had its say."""
+    check_scale(softmax_scale)
     differentiable = wants_gradients(q, k, v, attn_mask)
     if differentiable and not refusal:
         refusal = "requires grad"
@@ -202,11 +203,24 @@ def routed(
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under `torch.autocast`, all three in autocast's dtype, as torch does for its own SDPA; else unchanged."""
+    dtype = _autocast_dtype(q)
+    return (q, k, v) if dtype is None else (q.to(dtype), k.to(dtype), v.to(dtype))
+
+
+def _autocast_dtype(q: Tensor) -> torch.dtype | None:
     kind = q.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        return q.to(dtype), k.to(dtype), v.to(dtype)
-    return q, k, v
+    # Torch does not answer for devices that have no autocast, the meta device for one.
+    if kind not in ("cpu", "cuda") and not torch.amp.is_autocast_available(kind):
+        return None
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _autocast_mask(q: Tensor, attn_mask: Tensor | None) -> Tensor | None:
+    """The mask as torch's SDPA would have it under autocast, which compiled code has no more when it runs."""
+    if attn_mask is None or not attn_mask.is_floating_point() or not torch.compiler.is_compiling():
+        return attn_mask
+    dtype = _autocast_dtype(q)
+    return attn_mask if dtype is None else attn_mask.to(dtype)
 
 
 def _run(

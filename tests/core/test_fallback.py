@@ -37,7 +37,7 @@ def test_layouts_agree_and_output_keeps_the_memory_order():
 
 @pytest.mark.parametrize("seqlen_q, seqlen_k", [(5, 5), (5, 9), (9, 5), (1, 1)])
 @pytest.mark.parametrize("limit", [2**27, 60])
-@pytest.mark.parametrize("lengths", [None, [4, 0]])
+@pytest.mark.parametrize("lengths", [None, [4, 0], [100, 1]])
 @pytest.mark.parametrize("causal", [False, True])
 def test_masks_lse_and_chunks(monkeypatch, seqlen_q, seqlen_k, limit, lengths, causal):
     monkeypatch.setattr(fallback, "MAX_SCORES", limit)
@@ -45,8 +45,6 @@ def test_masks_lse_and_chunks(monkeypatch, seqlen_q, seqlen_k, limit, lengths, c
     allowed = visible(2, seqlen_q, seqlen_k, causal, lengths)
     seqlens_k = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
     expected, expected_lse = reference(q, k, v, allowed=allowed)
-    if lengths is not None:
-        seqlens_k = seqlens_k.clamp(max=seqlen_k)
     out, lse = moon_diffusers.attention(q, k, v, layout="bhsd", causal=causal, seqlens_k=seqlens_k, return_lse=True)
     assert not out.isnan().any()
     assert float((out.double() - expected).abs().max()) < 0.02
@@ -66,6 +64,43 @@ def test_masks_are_cut_with_the_chunks(monkeypatch, shape, kind):
     out, lse = ops.attention(q, k, v, layout="bhsd", attn_mask=mask, return_lse=True)
     assert relative(out, expected) < 6e-3
     torch.testing.assert_close(lse.double(), expected_lse, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bias_is_added_as_it_is(dtype):
+    """Rounded to the dtype of q, a float32 bias lost 16 of its 24 bits."""
+    q, k, v = bhsd(2, 2, 2, 9, 12)
+    bias = (torch.randn(2, 1, 9, 12) * 50).to(dtype)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    assert torch.equal(ops.attention(q, k, v, layout="bhsd", attn_mask=bias), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float16])
+def test_a_mask_of_a_dtype_that_torch_refuses_is_refused(dtype):
+    """Made a bias, ones and zeros would mask next to nothing."""
+    with pytest.raises(RuntimeError, match="Expected attn_mask dtype"):
+        ops.attention(*bhsd(1, 2, 2, 5, 7), layout="bhsd", attn_mask=torch.ones(5, 7, dtype=dtype))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_rounds_a_bias_as_torch_does(compiled):
+    torch._dynamo.reset()
+    q, k, v = (t.float() for t in bhsd(1, 2, 2, 9, 12))
+    bias = torch.randn(9, 12) * 50
+
+    def ours(bias):
+        return ops.attention(q, k, v, layout="bhsd", attn_mask=bias)
+
+    function = torch.compile(ours, backend="aot_eager", fullgraph=True) if compiled else ours
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        assert torch.equal(function(bias), expected)
+
+
+def test_meta_tensors_have_shapes():
+    q, k, v = (t.to("meta") for t in bhsd(2, 4, 2, 5, 7))
+    out, lse = moon_diffusers.attention(q, k, v, layout="bhsd", return_lse=True)
+    assert out.is_meta and out.shape == q.shape and lse.shape == (2, 4, 5)
 
 
 def test_big_shapes_never_use_the_math_backend(monkeypatch):
@@ -146,6 +181,13 @@ BAD = {
     "rounding": (lambda q, k, v: (q, k, v), {"rounding": "up"}, "rounding: 'up' .* accepted: 'rtne', 'rtna', 'rtz'"),
     "rescale": (lambda q, k, v: (q, k, v), {"rescale": "never"}, "rescale: 'never' .* accepted: 'auto'"),
     "layout": (lambda q, k, v: (q, k, v), {"layout": "sbhd"}, "layout: 'sbhd' .* accepted: 'bshd', 'bhsd'"),
+    "scale": (lambda q, k, v: (q, k, v), {"softmax_scale": float("nan")}, "softmax_scale: nan .* a finite number"),
+    # Its value could change under the plan made for it, and its gradient was lost.
+    "tensor scale": (
+        lambda q, k, v: (q, k, v),
+        {"softmax_scale": torch.ones(2, 2, requires_grad=True)},
+        "softmax_scale: a tensor is not accepted; accepted: a finite number",
+    ),
     "seqlens dtype": (
         lambda q, k, v: (q, k, v),
         {"seqlens_k": torch.tensor([1, 2])},
