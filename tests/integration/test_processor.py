@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 
+import diffusers
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor2_0, JointAttnProcessor2_0
@@ -22,7 +23,7 @@ from moon_diffusers.integrations.diffusers import routed_modules
 from moon_diffusers.integrations.diffusers.backend import install_backend, is_ours
 from moon_diffusers.integrations.diffusers.options import Options
 
-from .zoo import CASES, CPU, run
+from .zoo import CASES, CPU, run, to_bf16
 
 # One model of each route: through diffusers' dispatch, and calling torch SDPA itself (with and without the mixin).
 ROUTES = ["wan", "sd3", "unet", "mochi"]
@@ -330,6 +331,34 @@ def test_the_default_processors_of_a_unet():
     restore(model)
     model.set_default_attn_processor()
     assert (run(model, inputs) - plain).abs().max() < 0.05
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_processor_bound_to_another_backend_is_left_alone(kernel, caplog):
+    """AnyFlow's causal processor raises on any backend but flex."""
+    model = getattr(diffusers, "AnyFlowFARTransformer3DModel", None)
+    if model is None:
+        pytest.skip("this diffusers is older")
+    model = model(
+        num_attention_heads=2, attention_head_dim=128, in_channels=4, out_channels=4, text_dim=32, freq_dim=32,
+        ffn_dim=64, num_layers=2, rope_max_seq_len=32,
+    ).bfloat16().eval()  # fmt: skip
+    inputs = to_bf16(
+        {
+            "hidden_states": torch.randn(1, 4, 4, 8, 8),
+            "timestep": torch.full((1, 4), 500.0),
+            "r_timestep": torch.full((1, 4), 400.0),
+            "encoder_hidden_states": torch.randn(1, 7, 32),
+            "chunk_partition": [1, 1, 2],
+            "return_dict": False,
+        }
+    )
+    plain = run(model, inputs)
+    set_attn_processor(model, MoonAttnProcessor())
+    assert routed_modules(model) == ["blocks.0.attn2", "blocks.1.attn2"]
+    assert caplog.text.count("takes no backend but flex") <= 1
+    torch.testing.assert_close(run(model, inputs), plain, atol=2e-2, rtol=2e-2)
+    assert counters.snapshot().num_served == 2
 
 
 def test_functions_as_processors_are_left_alone(caplog):

@@ -17,7 +17,7 @@ from torch import nn
 
 from moon_diffusers.errors import MoonError
 
-from .backend import install_backend, is_ours
+from .backend import BACKEND_NAME, install_backend, is_ours
 from .intercept import routed_class
 from .options import MIN_HEAD_DIM, Options
 
@@ -100,6 +100,10 @@ def adopt(processor: Any, options: Options) -> Any:
     if isinstance(processor, (FunctionType, type)) or not hasattr(processor, "__dict__"):
         _log.warning("moon_diffusers: %r is no processor object, its attention stays as it is", processor)
         return processor
+    supported = getattr(processor, "_SUPPORTED_BACKENDS", None)
+    if supported is not None and BACKEND_NAME not in supported:
+        _log_unsupported(type(processor).__name__, tuple(supported))
+        return processor
     routed = copy.copy(processor)
     if hasattr(processor, "_attention_backend"):
         routed._attention_backend = install_backend(options)
@@ -112,6 +116,13 @@ def adopt(processor: Any, options: Options) -> Any:
             return processor
     routed.__dict__[_RECORD] = Adoption(options, processor)
     return routed
+
+
+@functools.cache
+def _log_unsupported(name: str, supported: tuple[Any, ...]) -> None:
+    """Once a class: a model has dozens of them, and each would raise at its first call."""
+    backends = ", ".join(map(str, supported))
+    _log.warning("moon_diffusers: %s takes no backend but %s, its attention stays as it is", name, backends)
 
 
 def release(processor: Any) -> Any:
