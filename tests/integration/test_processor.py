@@ -387,6 +387,20 @@ def test_fused_projections(kernel):
     assert torch.equal(run(model, inputs), plain)
 
 
+def test_unfusing_a_restored_model_does_not_route_it_again():
+    """UNets lay their processors aside to fuse, and get them back."""
+    model, inputs = CASES["unet"].make()
+    before, plain = processors(model), run(model, inputs)
+    set_attn_processor(model, MoonAttnProcessor())
+    model.fuse_qkv_projections()
+    set_attn_processor(model, MoonAttnProcessor())
+    restore(model)
+    model.unfuse_qkv_projections()
+    assert routed_modules(model) == []
+    assert all(now is then for now, then in zip(processors(model), before, strict=True))
+    assert torch.equal(run(model, inputs), plain)
+
+
 def test_lora_layers(kernel):
     peft = pytest.importorskip("peft")
     model, inputs = CASES["wan"].make()
@@ -477,6 +491,8 @@ def test_backend_names():
     other = install_backend(Options(rounding="rtz", scope="a b"))
     assert other.value == "moon:rounding=rtz,scope=a b"
     assert type(other)(other.value) is other and is_ours(other) and not is_ours("moonlight") and not is_ours(None)
+    looks_alike = install_backend(Options(scope="a,batch_invariant=True"))
+    assert looks_alike is not install_backend(Options(scope="a", batch_invariant=True))
     assert copy.deepcopy(other) is other and copy.copy(other) is other
     stream = io.BytesIO()
     pickle.dump(other, stream)

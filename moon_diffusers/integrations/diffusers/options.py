@@ -44,7 +44,14 @@ class Options:
             raise ArgumentError("batch_invariant", repr(self.batch_invariant), "True or False")
 
     def key(self) -> str:
-        """Only what differs from the defaults, e.g. `rounding=rtz,strict=True`; empty for the defaults."""
-        changed = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        defaults = Options.__dataclass_fields__
-        return ",".join(f"{name}={value}" for name, value in changed if value != defaults[name].default)
+        """Only what differs from the defaults, e.g. `rounding=rtz,strict=True`; empty for the defaults.
+
+        No two options share one: a scope that could be read as more than a scope is quoted.
+        """
+        parts = []
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if value != option.default:
+                ambiguous = isinstance(value, str) and any(sign in value for sign in ",='")
+                parts.append(f"{option.name}={value!r}" if ambiguous else f"{option.name}={value}")
+        return ",".join(parts)

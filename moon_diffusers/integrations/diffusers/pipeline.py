@@ -54,6 +54,11 @@ def restore(pipe_or_model: Any) -> None:
         for _, module in _attention_modules(model):
             if adoption(module.processor) is not None:
                 _replace(module, release(module.processor))
+        for module in model.modules():
+            # What fuse_qkv_projections laid aside for unfuse_qkv_projections to put back.
+            laid_aside = getattr(module, "original_attn_processors", None)
+            if isinstance(laid_aside, dict):
+                laid_aside.update({name: release(processor) for name, processor in laid_aside.items()})
 
 
 def routed_modules(pipe_or_model: Any) -> list[str]:
