@@ -129,6 +129,8 @@ def load_manifest(folder: Path | None = None) -> Manifest:
         raise CodeObjectError(f"{path} is missing: build the kernels by `python csrc/build/build.py`") from None
     except (OSError, ValueError) as error:
         raise CodeObjectError(f"{path}: {error}") from None
+    if not isinstance(data, dict):
+        raise CodeObjectError(f"{path}: damaged: it holds no JSON object")
     if data.get("schema") != SCHEMA:
         raise CodeObjectError(f"{path}: schema {data.get('schema')!r} is not accepted; accepted: {SCHEMA}")
     try:
@@ -138,7 +140,7 @@ def load_manifest(folder: Path | None = None) -> Manifest:
         compiler = ", ".join(f"{item['name']} {item['version']}" for item in compilers)
         emulators = tuple((entry["isa"], entry["file"]) for entry in data["emulator"])
         return Manifest(folder, compiler, code_objects, layouts, emulators)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CodeObjectError(f"{path}: damaged: {error!r}") from None
 
 

@@ -189,7 +189,7 @@ def open_emulated(arch: str) -> Device:
     manifest = load_manifest()
     hip = library.find_emulator(manifest.folder, list(manifest.emulators))
     for ordinal in range(hip.device_count()):
-        if hip.properties(ordinal).gcn_arch_name.decode().split(":")[0] == arch:
+        if hip.device_info(ordinal).arch == arch:
             return open_device(hip, ordinal)
     raise LibraryError(f"the emulator {hip.path} has no device {arch!r}")
 

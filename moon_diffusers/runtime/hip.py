@@ -204,13 +204,14 @@ class Hip(Driver):
     def device_info(self, ordinal: int) -> DeviceInfo:
         """What a device says of itself."""
         properties = self.properties(ordinal)
-        arch = properties.gcn_arch_name.decode().split(":")[0]
-        cu_count = int(properties.multi_processor_count)
+        arch = properties.gcn_arch_name.decode(errors="replace").split(":")[0]
+        cu_count = max(1, int(properties.multi_processor_count))
+        xcds = self.attribute(ATTRIBUTE_NUMBER_OF_XCCS, ordinal) or 0
         return DeviceInfo(
             arch=arch,
             name=properties.name.decode(errors="replace"),
             cu_count=cu_count,
-            xcd_count=self.attribute(ATTRIBUTE_NUMBER_OF_XCCS, ordinal) or guess_xcds(arch, cu_count),
+            xcd_count=xcds if xcds > 0 else guess_xcds(arch, cu_count),
             lds_bytes=int(properties.shared_mem_per_block),
             wavefront_size=int(properties.warp_size),
             driver_version=max(self.versions()),

@@ -122,7 +122,8 @@ def mapped_libraries(maps: str | None = None) -> list[str]:
             maps = Path("/proc/self/maps").read_text()
         except OSError:
             return []
-    found = re.findall(r"(/\S*/libamdhip64\.so[^\s/]*)$", maps, flags=re.MULTILINE)
+    # What stands before the path has no slash, and a path may have spaces.
+    found = re.findall(r"^[^/\n]*(/(?:.*/)?libamdhip64\.so[^\s/]*)$", maps, flags=re.MULTILINE)
     return list(dict.fromkeys(found))
 
 

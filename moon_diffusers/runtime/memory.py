@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from ..errors import DriverError
 from .driver import Driver
 
 #: Bytes up to which the gaps of a span are copied along; beyond, only the rows are.
@@ -92,9 +93,19 @@ class Staging:
         self._driver.copy_to_host(array.address, device, array.span)
 
     def release(self) -> None:
-        """Free everything."""
+        """Free everything; what cannot be freed keeps nothing else from it.
+
+        Raises:
+            DriverError: something could not be freed, the first trouble.
+        """
+        trouble: DriverError | None = None
         while self._owned:
-            self._driver.free(self._owned.pop())
+            try:
+                self._driver.free(self._owned.pop())
+            except DriverError as error:
+                trouble = trouble or error
+        if trouble is not None:
+            raise trouble
 
 
 @contextmanager
@@ -103,5 +114,9 @@ def staging(driver: Driver) -> Iterator[Staging]:
     stage = Staging(driver)
     try:
         yield stage
-    finally:
-        stage.release()
+    except BaseException:
+        # After a fault on the device nothing can be freed either; the fault is what must be told.
+        with suppress(DriverError):
+            stage.release()
+        raise
+    stage.release()

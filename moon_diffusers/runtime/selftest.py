@@ -187,7 +187,8 @@ def _key(device: Device, route: Route) -> str:
 def _read() -> dict[str, Any]:
     try:
         data = json.loads(cache_file().read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):
+        # RuntimeError: a user without a home, as in some containers.
         return {}
     return data if isinstance(data, dict) else {}
 
@@ -199,8 +200,8 @@ def _recall(device: Device, route: Route) -> dict[str, Any] | None:
 
 def remember(device: Device, route: Route, outcome: Outcome) -> None:
     """Note on disk that the kernels of `route` passed on `device`, so that later processes need not test them."""
-    path = cache_file()
     try:
+        path = cache_file()
         path.parent.mkdir(parents=True, exist_ok=True)
         data = _read()
         data[_key(device, route)] = {
@@ -213,8 +214,13 @@ def remember(device: Device, route: Route, outcome: Outcome) -> None:
             "seconds": outcome.seconds,
         }
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as stream:
-            json.dump(data, stream, indent=1)
-        os.replace(stream.name, path)
-    except OSError:
-        # A read-only home costs a few milliseconds a process, nothing else.
+            try:
+                json.dump(data, stream, indent=1)
+                stream.flush()
+                os.replace(stream.name, path)
+            except OSError:
+                Path(stream.name).unlink(missing_ok=True)
+                raise
+    except (OSError, RuntimeError):
+        # A read-only home, or none, costs a few milliseconds a process, nothing else.
         return

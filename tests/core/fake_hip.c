@@ -7,8 +7,13 @@
 
 enum { RIGHT, NOTHING, WRONG, REFUSE, WRONG_LSE };
 static int mode = RIGHT, launches, live_allocations, properties_wrong_arch;
-static int last_error;
+static int last_error, free_error;
+static const char *arch_name;
 static int64_t last_stream;
+void fakeFreeError(int code) { free_error = code; }
+// What a library might say of its device: an architecture's name, compute units and dies; null for MI300X's.
+static int cu_count = 304, dies = 8;
+void fakeDevice(const char *arch, int cus, int xccs) { arch_name = arch, cu_count = cus, dies = xccs; }
 void fakeMode(int m) { mode = m; }
 int fakeLaunches(void) { return launches; }
 int fakeAllocations(void) { return live_allocations; }
@@ -75,15 +80,15 @@ int hipGetDevicePropertiesR0600(void *p, int d) {
     strcpy((char *)p, "Fake MI300X");
     *(size_t *)((char *)p + 296) = 65536;
     *(int *)((char *)p + 308) = 64;
-    *(int *)((char *)p + 388) = 304;
-    strcpy((char *)p + 1160, properties_wrong_arch ? "gfx90a:sramecc+:xnack-" : "gfx942:sramecc+:xnack-");
+    *(int *)((char *)p + 388) = cu_count;
+    strcpy((char *)p + 1160, arch_name ? arch_name : properties_wrong_arch ? "gfx90a:sramecc+:xnack-" : "gfx942:sramecc+:xnack-");
     return 0;
 }
-int hipDeviceGetAttribute(int *v, int a, int d) { return (void)d, a == 10018 ? (*v = 8, 0) : (last_error = 1); }
+int hipDeviceGetAttribute(int *v, int a, int d) { return (void)d, a == 10018 ? (*v = dies, 0) : (last_error = 1); }
 int hipDriverGetVersion(int *v) { return *v = 70200000, 0; }
 int hipRuntimeGetVersion(int *v) { return *v = 70200000, 0; }
 int hipMalloc(void **p, size_t n) { return *p = malloc(n), live_allocations++, 0; }
-int hipFree(void *p) { return free(p), live_allocations--, 0; }
+int hipFree(void *p) { return free(p), live_allocations--, free_error; }
 int hipMemcpy(void *d, const void *s, size_t n, int k) { return (void)k, memcpy(d, s, n), 0; }
 int hipMemset(void *d, int v, size_t n) { return memset(d, v, n), 0; }
 int hipModuleLoadData(void **m, const void *image) {

@@ -1,6 +1,7 @@
 """The HIP binding, the manifest, the launcher, devices and self-tests, against the fake library."""
 
 import ast
+import ctypes
 import hashlib
 import json
 import struct
@@ -94,6 +95,27 @@ def test_dies_are_guessed_where_hip_does_not_say(arch, cus, dies):
     assert hip.guess_xcds(arch, cus) == dies
 
 
+@pytest.mark.parametrize(
+    ("name", "cus", "dies", "expected"),
+    [
+        (b"gfx942:sramecc+:xnack-", 228, 6, ("gfx942", 228, 6)),
+        (b"gfx942", 304, 0, ("gfx942", 304, 8)),
+        (b"gfx942", 304, -1, ("gfx942", 304, 8)),
+        (b"gfx90a:sramecc+:xnack-", 104, 1, ("gfx90a", 104, 1)),
+        (b"gfx1100", 96, 1, ("gfx1100", 96, 1)),
+        (b"gfx\xff\xfe", 0, 0, ("gfx\ufffd\ufffd", 1, 1)),
+        (b"", -1, 0, ("", 1, 1)),
+    ],
+)
+def test_what_a_library_may_say_of_a_device(fake, name, cus, dies, expected):
+    fake.library.fakeDevice(ctypes.c_char_p(name), cus, dies)
+    try:
+        info = hip.Hip(str(fake.path)).device_info(0)
+    finally:
+        fake.library.fakeDevice(None, 304, 8)
+    assert (info.arch, info.cu_count, info.xcd_count) == expected
+
+
 def test_errors_carry_name_and_text_and_clear_the_sticky_error(fake):
     api = open_fake(fake).hip
     with pytest.raises(HipError, match=r"hipModuleLoadData: hipErrorInvalidImage \(200\)") as error:
@@ -135,6 +157,12 @@ def test_mapped_library_comes_first(fake, monkeypatch):
         "/opt/rocm/lib/libamdhip64.so.6.4.60403",
         "/lib/libamdhip64.so.7",
     ]
+    # torch's own library in an environment whose path has a space
+    line = "7f12-7f13 r-xp 00001000 08:01 77    /home/a b/my env/lib/torch/lib/libamdhip64.so\n"
+    assert library.mapped_libraries(line * 2) == ["/home/a b/my env/lib/torch/lib/libamdhip64.so"]
+    assert library.mapped_libraries("7f12-7f13 r-xp 00001000 08:01 77 /libamdhip64.so\n7f r-xp 0 0:0 0\n") == [
+        "/libamdhip64.so"
+    ]
 
 
 def test_emulator_build_is_chosen_by_cpu():
@@ -168,6 +196,7 @@ def test_missing_manifest_says_how_to_build(tmp_path):
         ),
         (lambda m: m["kernarg_layouts"]["forward"]["fields"][0].update(type="f16"), "type 'f16' is not accepted"),
         (lambda m: m["kernarg_layouts"]["forward"]["fields"][0].update(offset=9999), "q lies outside"),
+        (lambda m: m["code_objects"][0]["kernels"][0].update(block=[1, 1]), "damaged: ValueError"),
     ],
 )
 def test_damaged_manifest(tmp_path, damage, message):
@@ -255,6 +284,13 @@ def test_launch_errors_name_the_kernel(fake):
         prepared(0, dict.fromkeys(("q", "k", "v", "o", "lse"), 0))
 
 
+@pytest.mark.parametrize("text", ["[]", "null", "3", '"schema"', "{", ""])
+def test_a_manifest_that_is_none(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(CodeObjectError, match=r"manifest\.json"):
+        code_objects.load_manifest(tmp_path)
+
+
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
@@ -273,6 +309,23 @@ def test_everything_is_freed_after_an_error(fake):
         stage.allocate(0)
         assert fake.allocations == before + 2
         1 / 0  # noqa: B018
+    assert fake.allocations == before
+
+
+def test_the_first_trouble_is_told_where_nothing_can_be_freed_either(fake):
+    api = open_fake(fake).hip
+    before = fake.allocations
+    fake.library.fakeFreeError(700)
+    try:
+        with pytest.raises(ZeroDivisionError), memory.staging(api) as stage:
+            stage.allocate(10)
+            1 / 0  # noqa: B018
+        with pytest.raises(HipError, match="hipFree"), memory.staging(api) as stage:
+            stage.allocate(10)
+            stage.allocate(10)
+        assert not stage._owned
+    finally:
+        fake.library.fakeFreeError(0)
     assert fake.allocations == before
 
 
@@ -340,6 +393,28 @@ def test_unwritable_cache_does_not_matter(fake, monkeypatch, tmp_path):
     monkeypatch.setenv("MOON_CACHE", str(tmp_path / "file" / "below"))
     opened = open_fake(fake)
     assert selftest.ensure(opened, forward(opened))
+
+
+def test_a_user_without_a_home_is_served(fake, monkeypatch):
+    monkeypatch.delenv("MOON_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    opened = open_fake(fake)
+    assert selftest.ensure(opened, forward(opened))
+
+
+def test_a_full_disk_leaves_no_temporary_file(fake, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(selftest.os, "replace", full)
+    opened = open_fake(fake)
+    assert selftest.ensure(opened, forward(opened))
+    assert [*selftest.cache_file().parent.iterdir()] == []
 
 
 def test_damaged_cache_is_ignored(fake):
