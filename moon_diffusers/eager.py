@@ -68,6 +68,18 @@ def _forward_level() -> int:
     return getattr(forward_ad, "_current_level", 0)
 
 
+#: Tensors of several tensors, by their classes' names: torch's own attention knows what to do with them, operators do not.
+_COMPOUND = ("DTensor", "NestedTensor")
+
+
+def compound(*tensors: Tensor) -> str:
+    """The class of the first tensor that is made of several, which only torch's own operators take; empty for none."""
+    for tensor in tensors:
+        if type(tensor).__name__ in _COMPOUND:
+            return type(tensor).__name__
+    return ""
+
+
 def is_plain(q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, attn_mask: Tensor | None) -> bool:
     """Whether an operator on these tensors may be called past the dispatcher. Not to be asked while compiling."""
     return (

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import counters, dispatch, fallback
 from .dispatch import check_shapes
-from .eager import carries_tangents, in_transform, is_plain, is_traced, requires_grad, wants_gradients
+from .eager import carries_tangents, compound, in_transform, is_plain, is_traced, requires_grad, wants_gradients
 from .errors import StrictError
 from .problem import HEAD_DIM, RESCALES, ROUNDINGS, check_choice
 from .request import Request, Served, check_scale, empty_lse, empty_output
@@ -179,22 +179,24 @@ def routed(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` once autocast has had its say."""
     check_scale(softmax_scale)
+    compiling = torch.compiler.is_compiling()
+    plain = not compiling and is_plain(q, k, v, seqlens_k, attn_mask)
     differentiable = wants_gradients(q, k, v, attn_mask)
     if differentiable and not refusal:
         refusal = "requires grad"
-    compiling = torch.compiler.is_compiling()
-    if differentiable and not compiling:
+    kind = "" if plain else compound(q, k, v)
+    if kind or (differentiable and not compiling):
         # Torch's own graph: no recomputation in the backward pass.
         check_shapes(q, k, v, layout)
         check_choice("rounding", rounding, ROUNDINGS)
         check_choice("rescale", rescale, RESCALES)
-        counters.refuse_or_count(refusal, strict=strict, scope=scope)
+        _count_by_torch(refusal or kind, strict, scope)
         return _sdpa(q, k, v, seqlens_k, attn_mask, softmax_scale, layout, causal, return_lse)
     # Compiled code reuses buffers behind torch's back, so a mask that it made is read anew each time.
     remember_mask = not compiling
     options: tuple[Any, ...] = softmax_scale, layout, causal, rounding, rescale, strict, scope, refusal, remember_mask
     options = (*options, min_head_dim, batch_invariant)
-    if not compiling and is_plain(q, k, v, seqlens_k, attn_mask):
+    if plain:
         return _run(return_lse, q, k, v, seqlens_k, attn_mask, *options)
     op: Any = torch.ops.moon_diffusers.attention_lse if return_lse else torch.ops.moon_diffusers.attention
     result: Tensor | tuple[Tensor, Tensor] = op.default(q, k, v, seqlens_k, attn_mask, *options)
@@ -387,7 +389,7 @@ def _autograd(operator: Any, want_lse: bool) -> Callable[..., Any]:
         beyond = reverse and (in_transform() or requires_grad(attn_mask))
         if beyond or carries_tangents(q, k, v, attn_mask):
             # Only torch's own operators have these derivatives; by this one they were lost in silence.
-            count_decomposed(strict=arguments[10], scope=arguments[11])
+            _count_by_torch("requires grad", strict=arguments[10], scope=arguments[11])
             return _sdpa(q, k, v, seqlens_k, attn_mask, softmax_scale, layout, causal, want_lse)
         if reverse:
             return _Differentiable.apply(operator, *arguments)  # type: ignore[no-untyped-call]
@@ -396,12 +398,15 @@ def _autograd(operator: Any, want_lse: bool) -> Callable[..., Any]:
     return differentiate
 
 
-def count_decomposed(strict: bool | None, scope: str) -> None:
-    """Count a call whose derivatives only torch has, unless it is only traced; raise `StrictError` when strict."""
-    if not is_traced():
-        counters.refuse_or_count("requires grad", strict=strict, scope=scope)
+def _count_by_torch(reason: str, strict: bool | None, scope: str) -> None:
+    """Count a call that torch's own operators compute, unless it is only traced; raise `StrictError` when strict."""
+    if torch.compiler.is_compiling():
+        if strict:
+            raise StrictError(reason)
+    elif not is_traced():
+        counters.refuse_or_count(reason, strict=strict, scope=scope)
     elif counters.is_strict(strict):
-        raise StrictError("requires grad")
+        raise StrictError(reason)
 
 
 for _name, _kernel, _fake in (

@@ -212,6 +212,22 @@ def test_a_subclass_is_not_plain(qkv):
     assert relative(attend(parameter, k, v), reference(q, k, v)[0]) < 3e-3
 
 
+def test_distributed_tensors_go_to_torch(qkv):
+    """The operator has no sharding strategy: it raised where torch's attention works."""
+    distributed = pytest.importorskip("torch.distributed.tensor")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        spread = [distributed.distribute_tensor(t, mesh, [distributed.Shard(1)]) for t in qkv]
+        out = attend(*spread)
+        assert isinstance(out, distributed.DTensor) and torch.equal(out.full_tensor(), by_torch(*qkv))
+        with pytest.raises(moon_diffusers.MoonError, match="DTensor"):
+            attend(*spread, strict=True)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert moon_diffusers.counters.snapshot().fallbacks == {"DTensor": 1}
+
+
 def test_a_torch_that_cannot_be_asked_keeps_its_dispatcher(qkv, monkeypatch):
     monkeypatch.setattr(eager, "_dispatch_modes", eager._question("_no_such_function"))
     assert not eager.is_plain(*qkv, None, None)

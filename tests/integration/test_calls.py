@@ -162,6 +162,16 @@ def test_shapes_that_only_torch_takes(kernel):
     assert served() == {"tensors without four dimensions": 1, "shapes that torch broadcasts": 1}
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
+def test_nested_tensors_go_to_torch(kernel):
+    ragged = [torch.randn(length, H, D).bfloat16() for length in (3, 5)]
+    nested = torch.nested.nested_tensor(ragged, layout=torch.jagged).transpose(1, 2)
+    out = by_intercept(nested, nested, nested)
+    wanted = scaled_dot_product_attention(nested, nested, nested)
+    assert all(torch.equal(a, b) for a, b in zip(out.unbind(), wanted.unbind(), strict=True))
+    assert served() == {"NestedTensor": 1}
+
+
 def test_arguments_that_torch_refuses_are_refused_in_its_words(route, kernel):
     q, k, v = qkv()
     with pytest.raises(RuntimeError, match="same dtype"):

@@ -12,6 +12,7 @@ from torch.torch_version import TorchVersion
 from torch.utils._device import DeviceContext
 
 from moon_diffusers import counters, ops
+from moon_diffusers.eager import compound
 from moon_diffusers.errors import StrictError
 
 from .options import Options
@@ -80,6 +81,9 @@ def refusal(
     """Why a call is not the operator's to answer, empty if it is. Whether a kernel serves it, the operator decides."""
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         return "tensors without four dimensions"
+    kind = compound(q, k, v)
+    if kind:
+        return kind
     if dropout_p > 0.0:
         return "dropout"
     seq, head = (1, 2) if layout == "bshd" else (2, 1)
