@@ -23,6 +23,8 @@ def _question(name: str) -> Callable[[], Any]:
     return found if callable(found) else lambda: True
 
 
+# Before torch 2.7 an exported program is the compiled one: what needed gradients then goes to torch forever.
+_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 _dispatch_modes = _question("_len_torch_dispatch_stack")
 _function_modes = _question("_len_torch_function_stack")
 _functorch = _question("_functorch.peek_interpreter_stack")
@@ -33,7 +35,12 @@ _DEVICES = ("cuda", "cpu")
 
 
 def wants_gradients(*tensors: Tensor | None) -> bool:
-    """Whether a result of these must be differentiable, in reverse mode or (outside compiled code) in forward mode."""
+    """Whether a result of these must be differentiable, in reverse mode or (outside compiled code) in forward mode.
+
+    Not while a program is exported: whether it will be asked for gradients shows where it runs.
+    """
+    if _exporting():
+        return False
     if requires_grad(*tensors):
         return True
     if torch.compiler.is_compiling() or _forward_level() < 0:

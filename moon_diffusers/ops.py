@@ -392,6 +392,8 @@ def _autograd(operator: Any, want_lse: bool) -> Callable[..., Any]:
             _count_by_torch("requires grad", strict=arguments[10], scope=arguments[11])
             return _sdpa(q, k, v, seqlens_k, attn_mask, softmax_scale, layout, causal, want_lse)
         if reverse:
+            # An exported program learns only here that it is to be differentiated.
+            arguments = (*arguments[:12], arguments[12] or "requires grad", *arguments[13:])
             return _Differentiable.apply(operator, *arguments)  # type: ignore[no-untyped-call]
         return _below_autograd(operator, arguments)
 

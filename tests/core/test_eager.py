@@ -189,6 +189,31 @@ def test_forward_gradients_of_compiled_packed_sequences_are_torchs(qkv):
     assert expected.any() and torch.equal(actual, expected)
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="this torch cannot tell an export")
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_learns_where_it_runs_that_gradients_are_wanted(qkv, strict):
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(128, dtype=torch.bfloat16))
+
+        def forward(self, q, k, v):
+            return attend(q * self.scale, k, v)
+
+    module = Module()
+    program = torch.export.export(module, qkv, strict=strict).module()
+    moon_diffusers.reset_summary()
+    with torch.no_grad():
+        program(*qkv)
+    without = moon_diffusers.counters.snapshot().fallbacks
+    assert without == {"CPU tensors outside emulate() and offload()": 1}
+    program(*qkv).float().square().sum().backward()
+    assert moon_diffusers.counters.snapshot().fallbacks == {**without, "requires grad": 1}
+    module(*qkv).float().square().sum().backward()
+    actual = next(program.parameters()).grad
+    assert relative(actual, module.scale.grad.double()) < 2e-2
+
+
 @pytest.mark.parametrize("traced", [False, True])
 def test_derivatives_by_torch_are_counted_where_they_run(qkv, traced):
     q, k, v = qkv

@@ -44,6 +44,22 @@ def test_fullgraph(name, backend, kernel):
     assert (out - plain).abs().max() < 0.1
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="this torch cannot tell an export")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", ["wan", "mochi"])
+def test_an_exported_model_keeps_the_kernel(name, strict, kernel):
+    """Its parameters may want gradients then, and torch.export's own function modes are about: plain SDPA was exported."""
+    case = CASES[name]
+    model, inputs = case.make()
+    plain = run(model, inputs)
+    set_attn_processor(model, MoonAttnProcessor())
+    program = torch.export.export(model, (), kwargs=inputs, strict=strict)
+    counters.reset_summary()
+    out = run(program.module(), inputs)
+    assert counters.snapshot().num_served == case.served, counters.summary()
+    assert (out - plain).abs().max() < 0.1
+
+
 def test_restoring_recompiles(kernel):
     model, inputs = CASES["wan"].make()
     plain = run(model, inputs)

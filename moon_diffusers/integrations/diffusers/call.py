@@ -19,6 +19,7 @@ from .options import Options
 
 #: Before, Dynamo knew no function modes, and asking for them would break the graph.
 _MODES_ARE_TRACED = TorchVersion(torch.__version__) >= "2.6"
+_TRACERS = ("torch._export.", "torch.export.", "torch.fx.experimental.proxy_tensor")
 
 
 def attend(
@@ -109,7 +110,12 @@ def function_modes_active() -> bool:
     if not _MODES_ARE_TRACED and torch.compiler.is_compiling():
         return False
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(not isinstance(mode, DeviceContext) for mode in modes)
+    return any(not isinstance(mode, DeviceContext) and not _is_tracer(mode) for mode in modes)
+
+
+def _is_tracer(mode: object) -> bool:
+    # torch.export has such around all that it traces; they see every function, and this one no better than another.
+    return type(mode).__module__.startswith(_TRACERS)
 
 
 def count_fallback(reason: str, options: Options) -> None:
