@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from moon_diffusers.emulator.options import emulator_options
 from moon_diffusers.errors import MoonError
 from moon_diffusers.evidence.device import EMULATED, RawDevice, open_emulator
-from moon_diffusers.evidence.files import whole_file
+from moon_diffusers.evidence.files import check_file, whole_file
 from moon_diffusers.evidence.timing import calibration, microbenchmarks
 from moon_diffusers.evidence.timing.constants import PUBLISHED, UNCERTAIN
 from moon_diffusers.runtime import library
@@ -114,6 +114,8 @@ def main() -> int:
     if args.launches < 1:
         parser.error(f"--launches: {args.launches} is not accepted; accepted: 1 or more")
     try:
+        if args.output:
+            check_file(args.output)
         if args.emulate:
             arch = args.emulate
             seen, source = emulate(arch)

@@ -91,6 +91,10 @@ def bench(
         restart_with(cudnn)
     import torch
 
+    from moon_diffusers.evidence.files import check_folder
+
+    if output is not None:
+        check_folder(output)
     from moon_diffusers.evidence.bench import grid, peers, report, schedule, telemetry
     from moon_diffusers.evidence.bench.run import Bench, run
     from moon_diffusers.evidence.budget import Budget

@@ -57,6 +57,7 @@ def capture(
     """
     import moon_diffusers
     from moon_diffusers.evidence import capture as evidence
+    from moon_diffusers.evidence.files import check_file, check_folder
     from moon_diffusers.generation import models
     from moon_diffusers.generation.place import place
     from moon_diffusers.generation.run import resolved, run_pipeline
@@ -65,6 +66,9 @@ def capture(
     wanted_steps = None if steps is None else _numbers("steps", steps)
     if output.exists() and not force:
         raise GenerateError(f"output is {str(output)!r}: exists already; --force replaces it")
+    if output.exists():
+        check_file(output)
+    check_folder(output.parent)
     chosen = str(models.default_sample()) if model is None else model
     models.check_model(chosen)
     recommended = models.recommended_settings(chosen)

@@ -106,10 +106,18 @@ def model_timing(
     published constrains gfx950); with --constants none is left out. Figures are minimum / median / maximum over the kept
     sets. Clocks and power are outside the model, and so is everything beyond one compute unit.
     """
+    from moon_diffusers.evidence.files import check_file
     from moon_diffusers.evidence.timing import comparison, constants, ensemble
     from moon_diffusers.evidence.timing.traces import Subject
 
+    if timeline is not None:
+        if timeline.suffix not in (".png", ".svg"):
+            raise click.UsageError(f"--timeline: {timeline}; accepted: a name that ends in .png or .svg")
+        check_file(timeline, "timeline")
+    if output is not None:
+        check_file(output)
     source, values = _known(known, arch)
+    calls = _captured_calls(captured)
     sets = constants.sample(arch, count, seed, values, grid)
     peers = {mode: Subject("aiter", arch, mode) for mode in comparison.ROUNDINGS[arch]}
     kept = sets
@@ -137,7 +145,6 @@ def model_timing(
 
     for data in kinds:
         compare(data, lambda subject, data=data: (_launch if whole else _steady)(subject, keys, data))  # type: ignore[misc]
-    calls = _captured_calls(captured)
     for number, call in enumerate(calls, 1):
         click.echo(f"captured {number}: {_describe(call)}, whole launch")
         compare(f"captured {number}", lambda subject, call=call: _captured(subject, call))  # type: ignore[misc]
@@ -196,7 +203,7 @@ def _known(path: Path | None, arch: str) -> tuple[str, dict[str, tuple[int, ...]
         values = read_document(data, arch)
         return str(data.get("source", "")), values
     except (OSError, ValueError, MoonError) as error:
-        raise click.ClickException(f"--constants {path}: {error}") from error
+        raise click.UsageError(f"--constants {path}: {error}") from error
 
 
 def _steady(subject: Subject, keys: int, data: Data) -> Steady:

@@ -76,7 +76,10 @@ def reproduce_wan21(
     from moon_diffusers.end_to_end.rounds import HostClock, Method
     from moon_diffusers.evidence.bench import telemetry
     from moon_diffusers.evidence.budget import Budget
+    from moon_diffusers.evidence.files import check_folder
 
+    if output is not None:
+        check_folder(output)
     if min(rounds, pipeline_steps) < 1:
         raise click.UsageError("--rounds and --pipeline-steps must be at least 1")
     if weights is not None and len(sizes) != 1:

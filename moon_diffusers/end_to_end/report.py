@@ -111,12 +111,14 @@ def joined(files: Sequence[Path]) -> dict[str, Any]:
     Raises:
         ArgumentError: a file is no such document, or the runs were made on different cards or with different versions.
     """
-    runs = []
+    runs, order = [], list(SIZES)
     for file in files:
         try:
             run = json.loads(file.read_text(encoding="utf-8"))
-            run["rows"], run["pipelines"], run["environment"]["torch"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            # What a table cannot be made of is no such document.
+            markdown(run)
+            run["command"], [order.index(row["size"]) for row in run["rows"]]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise ArgumentError("from", str(file), "a wan21.json") from error
         runs.append(run)
     for file, run in zip(files, runs, strict=True):
@@ -130,7 +132,6 @@ def joined(files: Sequence[Path]) -> dict[str, Any]:
         whole["rows"] = whole["rows"] + run["rows"]
         whole["pipelines"] = whole["pipelines"] + run["pipelines"]
         whole["dry_run"] = whole["dry_run"] or run["dry_run"]
-    order = list(SIZES)
     whole["rows"] = sorted(
         whole["rows"], key=lambda row: (order.index(row["size"]), row["resolution"], row["mode"] != "eager")
     )

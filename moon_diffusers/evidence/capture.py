@@ -8,7 +8,6 @@ accuracy tests and for the timing model. Works on any torch module whose attenti
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from moon_diffusers.errors import MoonError
+from moon_diffusers.evidence.files import whole_file
 
 __all__ = ["CaptureError", "CapturedCall", "Capturing", "attention_modules", "capturing", "load", "save"]
 
@@ -224,13 +224,11 @@ def save(path: Path, calls: list[CapturedCall], about: dict[str, Any]) -> None:
     ]
     tensors = {f"{call.name}.{part}": getattr(call, part) for call in calls for part in ("q", "k", "v")}
     metadata = {_KEY: json.dumps({"layout": "bshd", "about": about, "calls": rows})}
-    temporary = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, temporary, metadata)
-        os.replace(temporary, path)
+        with whole_file(path) as temporary:
+            save_file(tensors, temporary, metadata)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise CaptureError(f"output is {str(path)!r}: cannot be written: {error}") from error
 
 
@@ -243,12 +241,17 @@ def load(path: Path) -> list[CapturedCall]:
     try:
         with safe_open(path, framework="pt") as file:
             content = json.loads((file.metadata() or {})[_KEY])
-            return [
+            calls = [
                 CapturedCall(
                     **{key: value for key, value in row.items() if key != "name"},
                     **{part: file.get_tensor(f"{row['name']}.{part}") for part in ("q", "k", "v")},
                 )
                 for row in content["calls"]
             ]
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CaptureError(f"capture is {str(path)!r}: cannot be read: {error}") from error
+    for call in calls:
+        shapes = [tuple(tensor.shape) for tensor in (call.q, call.k, call.v)]
+        if any(len(shape) != 4 or 0 in shape for shape in shapes) or shapes[1] != shapes[2]:
+            raise CaptureError(f"capture is {str(path)!r}: {call.module} has q, k and v of shapes {shapes}")
+    return calls

@@ -237,6 +237,13 @@ def test_runs_that_differ_are_not_joined(tmp_path: Path) -> None:
     other = json.loads(file.read_text())
     other["environment"]["driver"] = "1.2"
     (tmp_path / "other.json").write_text(json.dumps(other))
+    for text in ("[]", json.dumps({"rows": [], "pipelines": [], "environment": {"torch": "2"}})):
+        (tmp_path / "no.json").write_text(text)
+        with pytest.raises(ArgumentError, match=r"no\.json"):
+            report.joined([file, tmp_path / "no.json"])
+    (tmp_path / "no.json").write_text(file.read_text().replace('"size": "', '"size": "x'))
+    with pytest.raises(ArgumentError, match=r"no\.json"):
+        report.joined([tmp_path / "no.json"])
     (tmp_path / "no.json").write_text("{}")
     with pytest.raises(ArgumentError, match=r"driver 1\.2"):
         report.joined([file, tmp_path / "other.json"])

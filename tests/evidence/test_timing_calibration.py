@@ -133,7 +133,7 @@ def test_command_takes_known_constants(tmp_path: Path) -> None:
     path = tmp_path / "constants.json"
     path.write_text("[]")
     done = CliRunner().invoke(model_timing, ["--constants", str(path)])
-    assert done.exit_code == 1 and "expected" in done.output
+    assert done.exit_code == 2 and "expected" in done.output
     values = {name: list(span) for name, span in constants.UNCERTAIN["gfx942"].items()}
     path.write_text(json.dumps(calibration.document("gfx942", "a test", Constants()) | {"constants": values}))
     known = calibration.read_document(json.loads(path.read_text()), "gfx942")
