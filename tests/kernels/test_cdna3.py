@@ -20,7 +20,7 @@ ROUNDINGS = ("rtne", "rtna", "rtz")
 RESCALES = ("exact", "lazy")
 # Relative L2 against float64; P and O are rounded to 8 bits.
 LIMIT = {(mode, policy): 6e-3 if mode == "rtz" else 2.3e-3 for mode in ROUNDINGS for policy in (*RESCALES, "auto")}
-# With `exact` the largest P of a row is 1 and loses nothing; with `lazy`, which is the default, all of them are rounded.
+# With `exact` the largest P of a row is 1 and loses nothing; with `lazy`, which is the default, only where it dominates.
 LIMIT |= {(mode, policy): 6.3e-3 if mode == "rtz" else 2.4e-3 for mode in ROUNDINGS for policy in ("lazy", "auto")}
 LSE_LIMIT = 1e-5
 
@@ -59,6 +59,18 @@ def check(result: Result, call: Call, limit: float = 0) -> None:
 def test_modes_and_data(gfx942: Emulator, rounding: str, rescale: str, kind: Any) -> None:
     call = replace(inputs(1, 100, 321, seed=1, kind=kind), rounding=rounding, rescale=rescale)
     check(calls.run(gfx942.device, call), call)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("kind", ["peaky", "lognormal"])
+def test_a_key_that_dominates_loses_nothing_in_lazy_either(gfx942: Emulator, rounding: str, kind: Any) -> None:
+    """A threshold alone leaves its P rounded: 10 to 30 % more error, which no averaging hides."""
+    call = replace(inputs(1, 192, 1100, seed=2, kind=kind), rounding=rounding, batch_invariant=True)
+    errors = {}
+    for rescale in RESCALES:
+        result = calls.run(gfx942.device, replace(call, rescale=rescale))
+        errors[rescale] = reference.compare(result.o, expected(call)[0]).relative_l2
+    assert errors["lazy"] < 1.03 * errors["exact"]
 
 
 def lengths() -> list[tuple[int, int]]:
@@ -201,6 +213,21 @@ def test_a_row_does_not_depend_on_its_company(gfx942: Emulator, rescale: str) ->
         result = calls.run(gfx942.device, replace(alone, cu_count=304))
         np.testing.assert_array_equal(result.o[0, :, 0], whole.o[b, :, h])
         np.testing.assert_array_equal(result.lse[0, 0], whole.lse[b, h])
+
+
+@pytest.mark.parametrize("rescale", RESCALES)
+def test_a_row_does_not_depend_on_the_rows_of_its_wave(gfx942: Emulator, rescale: str) -> None:
+    """What makes a wave look closer are all its rows; what becomes of a row is its own affair."""
+    call = replace(inputs(1, 48, 900, seed=10), rescale=rescale, batch_invariant=True)
+    steeper = bf16.to_float(call.q) * np.linspace(0.1, 4, 48, dtype=np.float32)[None, :, None, None]
+    call = replace(call, q=bf16.from_float(steeper))
+    whole = calls.run(gfx942.device, call)
+    for row in (3, 11, 17, 30, 46):
+        alone = np.zeros_like(call.q)
+        alone[:, row] = call.q[:, row]
+        result = calls.run(gfx942.device, replace(call, q=alone))
+        np.testing.assert_array_equal(result.o[:, row], whole.o[:, row])
+        np.testing.assert_array_equal(result.lse[..., row], whole.lse[..., row])
 
 
 def test_the_public_function_can_switch_the_split_off(gfx942: Emulator) -> None:

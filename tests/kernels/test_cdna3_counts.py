@@ -31,6 +31,8 @@ def test_a_rising_maximum(gfx942: Emulator, rounding: str) -> None:
     assert rising["valu"] <= STEADY[rounding] + 100 and rising["trans"] <= 54
     twice = ours(gfx942.device, rounding, "exact", "both halves")
     assert twice["mfma"] == 192 and twice["valu"] <= STEADY[rounding] + 160
+    lazy = ours(gfx942.device, rounding, "lazy", "both halves")
+    assert lazy["mfma"] == 192 and lazy["valu"] <= STEADY[rounding] + 104 and lazy["trans"] == 51
 
 
 def test_memory_traffic(gfx942: Emulator) -> None:

@@ -5,7 +5,10 @@
 //
 //   exact   m is the running maximum, moved every 32 keys: AITER's steps and so AITER's bits. O moves before the second
 //           product, and once more between its halves where a maximum rises in the second 32 keys.
-//   lazy    m moves, to the tile's maximum, only when a row passes it by 8 in log2 units: P <= 256, nothing is lost.
+//   lazy    m moves, to the tile's maximum, when a key outweighs half of what its row has summed before (at least a quarter:
+//           a power of two), or passes m by 8 in log2 units. Its P is then exactly 1, as under a running maximum: the
+//           rounding of a key that dominates is the one that averaging does not hide. A limit that was set from a smaller
+//           sum asks too early: the sum is looked at again, and the limit moves instead.
 //
 // The common tile only finds that nothing rises; what follows a rise is behind wave-uniform branches.
 #pragma once
@@ -18,11 +21,11 @@ namespace moon {
 
 enum class Rescale { exact, lazy };
 
-constexpr f32 kLazyThreshold = 8.0f;  // log2 units
+constexpr i32 kLazyThreshold = 8;  // log2 units
 
 // Per lane: its row of each of the three query tiles.
 struct Rows {
-    f32 limit[kTiles];       // a score above it moves the reference: m, or lazy m + 8 / scale_log2
+    f32 limit[kTiles];       // a score above it may move the reference: m, or lazy m and the room that the sum leaves
     f32 shift[kTiles];       // -m in log2 units
     f32 shift_half[kTiles];  // exact: the same for the first 32 keys of this tile; equal to shift unless second_half
     f32 sum[kTiles];         // of P before it is rounded, this lane's keys
@@ -34,14 +37,14 @@ struct Rows {
 
 // What the scale makes of the policy's constants.
 struct Scale {
-    f32 log2;       // softmax_scale * log2(e)
-    f32 threshold;  // lazy: 8 in units of the scores
-    f32 lowest;     // where maxima start; lowest * log2 is finite
+    f32 log2;     // softmax_scale * log2(e)
+    f32 inverse;  // lazy: 1 in log2 units in units of the scores
+    f32 lowest;   // where maxima start; lowest * log2 is finite
 };
 
 __device__ __forceinline__ Scale make_scale(f32 softmax_scale) {
     const f32 log2 = softmax_scale * kLog2E;
-    return {log2, kLazyThreshold / log2, log2 > 1.0f ? -kMaxF32 / log2 : -kMaxF32};
+    return {log2, 1.0f / log2, log2 > 1.0f ? -kMaxF32 / log2 : -kMaxF32};
 }
 
 __device__ __forceinline__ void init_rows(Rows &rows, const Scale &scale) {
@@ -86,17 +89,30 @@ __device__ __forceinline__ void find_maxima(const f32x4 (&s)[kTiles][kKeyBlocks]
     MOON_EACH_ROW all[t] = max3(all[t], s[t][3][2], s[t][3][3]);
 }
 
-// Maxima over the four lanes of a row.
-template <i32 N>
-__device__ __forceinline__ void spread_maxima(f32 (&x)[N], u32 lane4) {
+// The four lanes of a row together, by an operation that does not care which comes first.
+template <i32 N, class Operation>
+__device__ __forceinline__ void spread(f32 (&x)[N], u32 lane4, Operation operation) {
 #pragma unroll
     for (u32 distance = 16; distance <= 32; distance *= 2) {
         f32 other[N];
 #pragma unroll
         for (i32 i = 0; i < N; i++) other[i] = from_lane(x[i], lane4 ^ (4 * distance));
 #pragma unroll
-        for (i32 i = 0; i < N; i++) x[i] = max2(x[i], other[i]);
+        for (i32 i = 0; i < N; i++) x[i] = operation(x[i], other[i]);
     }
+}
+
+template <i32 N>
+__device__ __forceinline__ void spread_maxima(f32 (&x)[N], u32 lane4) {
+    spread(x, lane4, [](f32 a, f32 b) __attribute__((always_inline)) { return max2(a, b); });
+}
+
+// How far a score may pass its row's reference, in log2 units: up to between a quarter and half of the sum, and to 8. By the
+// exponent alone, so that it never falls while the sum rises: see `raise`.
+__device__ __forceinline__ f32 room(f32 sum) {
+    const i32 exponent = (i32)(__builtin_bit_cast(u32, sum) >> 23) - 127;
+    const i32 quarter = exponent - 1;
+    return (f32)(quarter < 0 ? 0 : quarter < kLazyThreshold ? quarter : kLazyThreshold);
 }
 
 // O of the rows by their factors, where any of a query tile's rows has one.
@@ -134,16 +150,20 @@ __device__ __forceinline__ void raise(Rows &rows, f32x4 (&o)[kTiles][kChunks], c
         rows.first_half = unforeseen(1);  // else it is computed anew from the comparison, in every tile
         MOON_EACH_ROW rows.alpha[t] = alpha[t];
     } else {
-        f32 maxima[kTiles];
-        MOON_EACH_ROW maxima[t] = all[t];
+        f32 maxima[kTiles], sums[kTiles];
+        MOON_EACH_ROW maxima[t] = all[t], sums[t] = rows.sum[t];
         spread_maxima(maxima, lane4);
+        spread(sums, lane4, [](f32 a, f32 b) __attribute__((always_inline)) { return a + b; });
         MOON_EACH_ROW {
-            // A row below its limit keeps its reference, whatever other rows do: its bits do not depend on them.
-            const bool moves = maxima[t] > rows.limit[t];
+            // The row's own sum decides, whatever brought the wave here: its bits do not depend on other rows. For limits
+            // never fall while the reference stays, so that a row that passes this one has passed the old one.
+            const f32 limit = (room(sums[t]) - rows.shift[t]) * scale.inverse;
+            const bool moves = maxima[t] > limit;
             const f32 shift = moves ? -(maxima[t] * scale.log2) : rows.shift[t];
             alpha[t] = exp2(shift - rows.shift[t]);
             rows.shift[t] = shift;
-            rows.limit[t] = moves ? maxima[t] + scale.threshold : rows.limit[t];
+            // The sum behind a move is not known yet: the next score above the reference asks again.
+            rows.limit[t] = moves ? maxima[t] : limit;
         }
     }
     MOON_EACH_ROW rows.sum[t] *= alpha[t];
