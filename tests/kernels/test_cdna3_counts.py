@@ -32,7 +32,7 @@ def test_a_rising_maximum(gfx942: Emulator, rounding: str) -> None:
     twice = ours(gfx942.device, rounding, "exact", "both halves")
     assert twice["mfma"] == 192 and twice["valu"] <= STEADY[rounding] + 160
     lazy = ours(gfx942.device, rounding, "lazy", "both halves")
-    assert lazy["mfma"] == 192 and lazy["valu"] <= STEADY[rounding] + 104 and lazy["trans"] == 51
+    assert lazy["mfma"] == 192 and lazy["valu"] <= STEADY[rounding] + 108 and lazy["trans"] == 51
 
 
 def test_memory_traffic(gfx942: Emulator) -> None:

@@ -75,7 +75,7 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
         if (tile >= work.masked_from) mask_scores(s, work, tile, first_row, lane);
         // V most of a phase before its use, so that even the first touch of a tile comes in time; two loads at a time,
         // so that the other group's loads find their way between them.
-        softmax<mode, policy>(s, p, o, rows, scale, lane.lane4, [&](i32 i) __attribute__((always_inline)) {
+        softmax<mode, policy>(s, p, rows, scale, lane.lane4, [&](i32 i) __attribute__((always_inline)) {
             const i32 load = 2 * (i + 1);
             if (load < kValueRing) {
                 prefetch_value(values, load);
@@ -87,9 +87,6 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
         wait_memory<kValueRing>();  // K is in LDS; V may still be on its way
         settle_valu(p);
         barrier();
-    };
-    const auto before_product = [&]() __attribute__((always_inline)) {
-        if constexpr (policy == Rescale::exact) move_to_first_half(rows, o);
     };
     const auto between_halves = [&]() __attribute__((always_inline)) {
         if constexpr (policy == Rescale::exact) move_to_second_half(rows, o);
@@ -112,7 +109,7 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
         do {
             softmax_phase(tile, false);
             set_priority<3>();
-            before_product();
+            move_to_first_half(rows, o);
             multiply_pv(o, p, values, between_halves, [&](i32 step) __attribute__((always_inline)) {
                 const i32 i = step - (kSteps - 1 - kKeyRing);
                 if (i >= 0 && i < kKeyRing) prefetch_key(keys, q, lds, i);
@@ -124,7 +121,7 @@ __device__ __forceinline__ void attention(const Cdna3Args &a) {
     softmax_phase(last, true);
     if (!group_b) barrier();  // B's first was one more
     set_priority<3>();
-    before_product();
+    move_to_first_half(rows, o);
     multiply_pv(o, p, values, between_halves, [](i32) {});
 
 #pragma unroll

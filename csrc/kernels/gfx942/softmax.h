@@ -5,10 +5,10 @@
 //
 //   exact   m is the running maximum, moved every 32 keys: AITER's steps and so AITER's bits. O moves before the second
 //           product, and once more between its halves where a maximum rises in the second 32 keys.
-//   lazy    m moves, to the tile's maximum, when a key outweighs half of what its row has summed before (at least a quarter:
-//           a power of two), or passes m by 8 in log2 units. Its P is then exactly 1, as under a running maximum: the
-//           rounding of a key that dominates is the one that averaging does not hide. A limit that was set from a smaller
-//           sum asks too early: the sum is looked at again, and the limit moves instead.
+//   lazy    m moves, to the tile's maximum, when a key outweighs a quarter to half (a power of two) of what its row has
+//           summed before, or passes m by 8 in log2 units. Its P is then exactly 1, as under a running maximum: the
+//           rounding of a key that dominates is the one that averaging does not hide. A limit that was set from a
+//           smaller sum asks too early: the sum is looked at again, and the limit moves instead.
 //
 // The common tile only finds that nothing rises; what follows a rise is behind wave-uniform branches.
 #pragma once
@@ -89,26 +89,21 @@ __device__ __forceinline__ void find_maxima(const f32x4 (&s)[kTiles][kKeyBlocks]
     MOON_EACH_ROW all[t] = max3(all[t], s[t][3][2], s[t][3][3]);
 }
 
-// The four lanes of a row together, by an operation that does not care which comes first.
-template <i32 N, class Operation>
-__device__ __forceinline__ void spread(f32 (&x)[N], u32 lane4, Operation operation) {
+// Of the four lanes of a row: the first N - Sums values become their maxima, the others their sums.
+template <i32 Sums, i32 N>
+__device__ __forceinline__ void spread(f32 (&x)[N], u32 lane4) {
 #pragma unroll
     for (u32 distance = 16; distance <= 32; distance *= 2) {
         f32 other[N];
 #pragma unroll
         for (i32 i = 0; i < N; i++) other[i] = from_lane(x[i], lane4 ^ (4 * distance));
 #pragma unroll
-        for (i32 i = 0; i < N; i++) x[i] = operation(x[i], other[i]);
+        for (i32 i = 0; i < N; i++) x[i] = i < N - Sums ? max2(x[i], other[i]) : x[i] + other[i];
     }
 }
 
-template <i32 N>
-__device__ __forceinline__ void spread_maxima(f32 (&x)[N], u32 lane4) {
-    spread(x, lane4, [](f32 a, f32 b) __attribute__((always_inline)) { return max2(a, b); });
-}
-
-// How far a score may pass its row's reference, in log2 units: up to between a quarter and half of the sum, and to 8. By the
-// exponent alone, so that it never falls while the sum rises: see `raise`.
+// How far a score may pass its row's reference, in log2 units: up to between a quarter and half of the sum, and to 8.
+// By the exponent alone, so that it never falls while the sum rises: see `raise`.
 __device__ __forceinline__ f32 room(f32 sum) {
     const i32 exponent = (i32)(__builtin_bit_cast(u32, sum) >> 23) - 127;
     const i32 quarter = exponent - 1;
@@ -129,17 +124,16 @@ __device__ __forceinline__ void scale_output(f32x4 (&o)[kTiles][kChunks], const 
 
 // Some row rose: new references, and O and the sums moved on to them.
 template <Rescale policy>
-__device__ __forceinline__ void raise(Rows &rows, f32x4 (&o)[kTiles][kChunks], const f32 (&half)[kTiles],
-                                      const f32 (&all)[kTiles], const Scale &scale, u32 lane4) {
-    f32 alpha[kTiles];
+__device__ __forceinline__ void raise(Rows &rows, const f32 (&half)[kTiles], const f32 (&all)[kTiles],
+                                      const Scale &scale, u32 lane4) {
     if constexpr (policy == Rescale::exact) {
         f32 maxima[2 * kTiles];
         MOON_EACH_ROW maxima[t] = half[t], maxima[kTiles + t] = all[t];
-        spread_maxima(maxima, lane4);
+        spread<0>(maxima, lane4);
         bool rises = false;
         MOON_EACH_ROW {
             const f32 m = rows.limit[t], m1 = max2(m, maxima[t]), m2 = max2(m1, maxima[kTiles + t]);
-            alpha[t] = exp2((m - m1) * scale.log2);
+            rows.alpha[t] = exp2((m - m1) * scale.log2);
             rows.factor[t] = exp2((m1 - m2) * scale.log2);
             rows.shift_half[t] = -(m1 * scale.log2);
             rows.shift[t] = -(m2 * scale.log2);
@@ -148,26 +142,33 @@ __device__ __forceinline__ void raise(Rows &rows, f32x4 (&o)[kTiles][kChunks], c
         }
         rows.second_half = any_lane(rises) ? 1 : 0;
         rows.first_half = unforeseen(1);  // else it is computed anew from the comparison, in every tile
-        MOON_EACH_ROW rows.alpha[t] = alpha[t];
+        MOON_EACH_ROW rows.sum[t] *= rows.alpha[t];
     } else {
-        f32 maxima[kTiles], sums[kTiles];
-        MOON_EACH_ROW maxima[t] = all[t], sums[t] = rows.sum[t];
-        spread_maxima(maxima, lane4);
-        spread(sums, lane4, [](f32 a, f32 b) __attribute__((always_inline)) { return a + b; });
+        f32 all_and_sum[2 * kTiles], shift[kTiles];
+        MOON_EACH_ROW all_and_sum[t] = all[t], all_and_sum[kTiles + t] = rows.sum[t];
+        spread<kTiles>(all_and_sum, lane4);
+        bool moving = false, moving_o = false;
         MOON_EACH_ROW {
-            // The row's own sum decides, whatever brought the wave here: its bits do not depend on other rows. For limits
-            // never fall while the reference stays, so that a row that passes this one has passed the old one.
-            const f32 limit = (room(sums[t]) - rows.shift[t]) * scale.inverse;
-            const bool moves = maxima[t] > limit;
-            const f32 shift = moves ? -(maxima[t] * scale.log2) : rows.shift[t];
-            alpha[t] = exp2(shift - rows.shift[t]);
-            rows.shift[t] = shift;
+            // The row's own sum decides, whatever brought the wave here: its bits do not depend on other rows. For
+            // limits never fall while the reference stays, so that a row that passes this one has passed the old one.
+            const f32 m = all_and_sum[t], sum = all_and_sum[kTiles + t];
+            const f32 limit = (room(sum) - rows.shift[t]) * scale.inverse;
+            const bool moves = m > limit;
+            shift[t] = moves ? -(m * scale.log2) : rows.shift[t];
             // The sum behind a move is not known yet: the next score above the reference asks again.
-            rows.limit[t] = moves ? maxima[t] : limit;
+            rows.limit[t] = moves ? m : limit;
+            moving |= moves;
+            moving_o |= moves && sum != 0;  // else O is still 0
+        }
+        if (any_lane(moving)) {
+            MOON_EACH_ROW {
+                rows.alpha[t] = exp2(shift[t] - rows.shift[t]);
+                rows.shift[t] = shift[t];
+                rows.sum[t] *= rows.alpha[t];
+            }
+            rows.first_half = any_lane(moving_o) ? unforeseen(1) : 0;
         }
     }
-    MOON_EACH_ROW rows.sum[t] *= alpha[t];
-    if constexpr (policy == Rescale::lazy) scale_output(o, alpha);
 }
 
 // P of two key blocks: e^(s - m), rounded; the sum takes it unrounded, so that one NaN makes the whole row NaN. Eight
@@ -206,14 +207,13 @@ __device__ __forceinline__ void exponentials(f32x4 (&s)[kTiles][kKeyBlocks], u32
 
 // `beside(i)`, i from -1 to 5: issued before the exponentials and behind each sixth of them.
 template <Rounding mode, Rescale policy, class Beside>
-__device__ __forceinline__ void softmax(f32x4 (&s)[kTiles][kKeyBlocks], u32x2 (&p)[kTiles][kKeyBlocks],
-                                        f32x4 (&o)[kTiles][kChunks], Rows &rows, const Scale &scale, u32 lane4,
-                                        Beside beside) {
+__device__ __forceinline__ void softmax(f32x4 (&s)[kTiles][kKeyBlocks], u32x2 (&p)[kTiles][kKeyBlocks], Rows &rows,
+                                        const Scale &scale, u32 lane4, Beside beside) {
     f32 half[kTiles], all[kTiles];
     find_maxima(s, half, all);
     bool rises = false;
     MOON_EACH_ROW rises |= all[t] > rows.limit[t];
-    if (any_lane(rises)) raise<policy>(rows, o, half, all, scale, lane4);
+    if (any_lane(rises)) raise<policy>(rows, half, all, scale, lane4);
 
     __builtin_amdgcn_sched_barrier(0);
     beside(-1);
