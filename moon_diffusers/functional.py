@@ -75,8 +75,8 @@ def attention(
             probabilities: within 3e-3 of the exact value on ordinary scores, never further than 2 ** -8 (3.9e-3).
         causal: bottom-right aligned causal mask: the last query sees the last key.
         seqlens_k: int32 (B,) on the device of q: valid keys per batch entry; None for all.
-        rescale: policy of the running maximum. `"lazy"`, what `"auto"` takes: a row's reference moves only when a score
-            passes it by 8 in log2 units. `"exact"` (gfx942): with every rise, which gives AITER's bits.
+        rescale: policy of the running maximum. `"lazy"`, what `"auto"` takes: a row's reference moves only when a key
+            dominates its row, or its weight grows large. `"exact"` (gfx942): with every rise, which gives AITER's bits.
         strict: raise instead of falling back; None takes `counters.strict()` or `MOON_STRICT`.
         batch_invariant: a row's bits must not depend on how many heads and batch entries are computed with it. Switches
             off the split of the keys that fills a device's last round of workgroups: slower on small calls.
