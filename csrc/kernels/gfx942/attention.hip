@@ -15,7 +15,7 @@
 //   Q        two tiles in registers, three quarters of the third in LDS
 //   S, P, O  registers
 //
-//   VGPRs    O 96, Q 36, S or P 48, V ring 32 (softmax, PV), K ring 16 and Q ring 8 (end of PV to QK), rows 9 or 18,
+//   VGPRs    O 96, Q 36, S or P 48, V ring 32 (softmax, PV), K ring 16 and Q ring 8 (end of PV to QK), rows 12 or 18,
 //            addresses 4
 //
 // The loop is bottom-tested and its last tile peeled: an exit in mid-loop makes the compiler keep S, P and O twice.

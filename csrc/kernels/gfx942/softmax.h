@@ -3,14 +3,15 @@
 // A lane holds 16 scores of each of its three rows, S[t][b][r] for the key 16 b + 4 (lane / 16) + r; three other lanes
 // hold the rest of the row. Two policies for the reference m that is subtracted before the exponential:
 //
-//   exact   m is the running maximum, moved every 32 keys: AITER's steps and so AITER's bits. O moves before the second
-//           product, and once more between its halves where a maximum rises in the second 32 keys.
+//   exact   m is the running maximum, moved every 32 keys: AITER's steps and so AITER's bits. O moves once more between
+//           the halves of the second product where a maximum rises in the second 32 keys.
 //   lazy    m moves, to the tile's maximum, when a key outweighs a quarter to half (a power of two) of what its row has
 //           summed before, or passes m by 8 in log2 units. Its P is then exactly 1, as under a running maximum: the
 //           rounding of a key that dominates is the one that averaging does not hide. A limit that was set from a
 //           smaller sum asks too early: the sum is looked at again, and the limit moves instead.
 //
-// The common tile only finds that nothing rises; what follows a rise is behind wave-uniform branches.
+// O moves before the second product. The common tile only finds that nothing rises; what follows a rise is behind
+// wave-uniform branches.
 #pragma once
 
 #include "../common/rounding.h"
@@ -29,9 +30,9 @@ struct Rows {
     f32 shift[kTiles];       // -m in log2 units
     f32 shift_half[kTiles];  // exact: the same for the first 32 keys of this tile; equal to shift unless second_half
     f32 sum[kTiles];         // of P before it is rounded, this lane's keys
-    f32 alpha[kTiles];       // exact: what moves O on before the second product; of no meaning unless first_half
+    f32 alpha[kTiles];       // what moves O on before the second product; of no meaning unless first_half
     f32 factor[kTiles];      // exact: what moves O and sum on between the halves; 1 unless second_half
-    u32 first_half;          // exact: 1 if some row of the wave rose, else 0; uniform
+    u32 first_half;          // 1 if some row of the wave moved its reference, else 0; uniform
     u32 second_half;         // exact: 1 if some row of the wave rose in the second 32 keys, else 0; uniform
 };
 
@@ -122,7 +123,7 @@ __device__ __forceinline__ void scale_output(f32x4 (&o)[kTiles][kChunks], const 
     }
 }
 
-// Some row rose: new references, and O and the sums moved on to them.
+// Some row rose: new references, the sums moved on to them, and what O must be moved by.
 template <Rescale policy>
 __device__ __forceinline__ void raise(Rows &rows, const f32 (&half)[kTiles], const f32 (&all)[kTiles],
                                       const Scale &scale, u32 lane4) {
