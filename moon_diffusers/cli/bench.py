@@ -50,10 +50,12 @@ GROUP_NAMES = ("dense", "model", "cross", "keys", "causal", "gqa", "varlen", "sm
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder with another libcudnn.so.9 (of a nvidia-cudnn wheel) for torch's cudnn backend.",
 )
-@click.option("--device", "index", default=0, show_default=True, help="Index of the GPU.")
+@click.option("--device", "index", type=click.IntRange(min=0), default=0, show_default=True, help="Index of the GPU.")
 @click.option("--emulate", type=click.Choice(("gfx942", "gfx950")),
               help="No GPU: run small shapes in the emulator for correctness; prints no time.")  # fmt: skip
-@click.option("--rows", default=200, show_default=True, help="Longest sequence under --emulate.")
+@click.option(
+    "--rows", type=click.IntRange(min=1), default=200, show_default=True, help="Longest sequence under --emulate."
+)
 @click.option(
     "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for bench.json, bench.md and bench.svg."
 )
@@ -104,6 +106,7 @@ def bench(
         raise click.UsageError(f"--case: {', '.join(names)} matches no case of the chosen groups")
     try:
         method = schedule.Method(block_ms / 1e3, rounds, discard)
+        budget = Budget(budget_seconds)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
@@ -114,6 +117,8 @@ def bench(
 
     if not torch.cuda.is_available():
         raise click.UsageError("no GPU that torch can use; --emulate gfx942 checks correctness without one")
+    if index >= torch.cuda.device_count():
+        raise click.UsageError(f"--device: {index}; torch sees {torch.cuda.device_count()} GPUs, from 0 on")
     device = torch.device("cuda", index)
     clock = GpuClock(device)
     source, counter = telemetry.find_source(index), telemetry.find_energy(index)
@@ -131,7 +136,7 @@ def bench(
         if output:
             report.write(output, done, method, facts, found.absent, baseline or fastest_peer(done))
 
-    setup = Bench(device, clock, method, source, counter, Budget(budget_seconds))
+    setup = Bench(device, clock, method, source, counter, budget)
     if graph:
         from moon_diffusers.evidence.bench.gpu import graphed
 

@@ -30,7 +30,7 @@ import click
 @click.option("--row-seconds", default=75.0, show_default=True, help="Begin no round after this; at least 3 are kept.")
 @click.option("--warm-seconds", default=15.0, show_default=True, help="Rounds before this are thrown away.")
 @click.option("--budget-seconds", type=float, help="End after this with what there is.")
-@click.option("--device", "index", default=0, show_default=True, help="Index of the GPU.")
+@click.option("--device", "index", type=click.IntRange(min=0), default=0, show_default=True, help="Index of the GPU.")
 @click.option("--dry-run", is_flag=True, help="A tiny model on the CPU: shows that everything runs; no times.")
 @click.option("--emulate", default="gfx942", show_default=True, type=click.Choice(("gfx942", "gfx950", "none")),
               help="Whose kernel the dry run emulates; none: every call falls back to torch.")  # fmt: skip
@@ -82,11 +82,13 @@ def reproduce_wan21(
         check_folder(output)
     if min(rounds, pipeline_steps) < 1:
         raise click.UsageError("--rounds and --pipeline-steps must be at least 1")
+    if no_steps and not pipelines and not files:
+        raise click.UsageError("--no-steps leaves nothing to time without --pipeline")
     if weights is not None and len(sizes) != 1:
         raise click.UsageError("--weights needs exactly one --model")
     wanted = [pair.partition("-")[::2] for pair in pipelines]
     for pair in wanted:
-        if not dry_run and (pair[0] not in wan.SIZES or pair[1] not in wan.RESOLUTIONS):
+        if pair[0] not in wan.SIZES or pair[1] not in wan.RESOLUTIONS:
             raise click.UsageError(f"--pipeline: {'-'.join(pair)}; accepted: MODEL-VIDEO, e.g. 14b-720p")
     if files:
         whole = report.joined(files)
@@ -107,6 +109,8 @@ def reproduce_wan21(
 
         if not torch.cuda.is_available():
             raise click.UsageError("no GPU that torch can use; --dry-run shows that everything runs without one")
+        if index >= torch.cuda.device_count():
+            raise click.UsageError(f"--device: {index}; torch sees {torch.cuda.device_count()} GPUs, from 0 on")
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
         setup = step.Setup(

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from moon_diffusers.errors import ArgumentError
 from moon_diffusers.evidence.bench.schedule import Blocks, Clock, Kernel, orders, ratio
 from moon_diffusers.evidence.bench.telemetry import Sampler
 from moon_diffusers.evidence.budget import Budget
@@ -28,12 +29,20 @@ class Method:
         least_rounds: as many are kept even if that takes longer than `row_seconds`.
         warm_seconds: rounds count once both sides have run for this long; the first never counts.
         row_seconds: no further round is begun after this many seconds of kept rounds.
+
+    Raises:
+        ArgumentError: a time below 0, or NaN.
     """
 
     rounds: int = 10
     least_rounds: int = 3
     warm_seconds: float = 15.0
     row_seconds: float = 75.0
+
+    def __post_init__(self) -> None:
+        for name in ("warm_seconds", "row_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ArgumentError(name, getattr(self, name), "seconds from 0 on")
 
 
 @dataclass(slots=True)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import time
 
+from moon_diffusers.errors import ArgumentError
+
 
 class Budget:
-    """Seconds from now on, by a clock that nobody sets; None is no limit."""
+    """Seconds from now on, by a clock that nobody sets; None is no limit.
+
+    Raises:
+        ArgumentError: a number below 0, or NaN, which no time would ever pass.
+    """
 
     def __init__(self, seconds: float | None) -> None:
+        if seconds is not None and not seconds >= 0:
+            raise ArgumentError("budget_seconds", seconds, "seconds from 0 on, or none for no limit")
         self.seconds = seconds
         self._start = time.monotonic()
 

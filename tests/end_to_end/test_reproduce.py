@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner
 
 import moon_diffusers
+from moon_diffusers.cli import main
 from moon_diffusers.cli.reproduce_wan21 import reproduce_wan21
 from moon_diffusers.end_to_end import report, rounds, step, wan
 from moon_diffusers.end_to_end.video import measure_video
@@ -253,13 +254,35 @@ def test_runs_that_differ_are_not_joined(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(["--pipeline", "2b-480p"], "--pipeline"), (["--rounds", "0"], "--rounds"), ([], "no GPU")],
+    [
+        (["--pipeline", "2b-480p"], "--pipeline"),
+        (["--dry-run", "--pipeline", "2b-480p"], "--pipeline"),
+        (["--dry-run", "--no-steps"], "--no-steps"),
+        (["--dry-run", "--budget-seconds", "nan"], "budget_seconds: nan"),
+        (["--device", "-1"], "--device"),
+        (["--rounds", "0"], "--rounds"),
+        ([], "no GPU"),
+    ],
 )
 def test_bad_input(arguments: list[str], word: str) -> None:
     if torch.cuda.is_available() and not arguments:
         pytest.skip("this machine has a GPU")
-    result = CliRunner().invoke(reproduce_wan21, arguments)
+    result = CliRunner().invoke(main, ["reproduce-wan21", *arguments])
     assert result.exit_code == 2 and word in result.output
+
+
+def test_times_that_never_pass_are_refused() -> None:
+    for name in ("warm_seconds", "row_seconds"):
+        with pytest.raises(ArgumentError, match=f"{name}: nan"):
+            rounds.Method(**{name: float("nan")})
+
+
+@pytest.mark.parametrize("command", ["reproduce-wan21", "bench"])
+def test_a_gpu_that_is_not_there_is_named(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    result = CliRunner().invoke(main, [command, "--device", "2"])
+    assert result.exit_code == 2 and "--device: 2; torch sees 2 GPUs" in result.output, result.output
 
 
 def test_energy_between_the_steps_of_the_counter() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -78,7 +79,15 @@ def test_schedule_discards_flushes_and_cancels_drift() -> None:
     assert results["a"].spread > 0.003
 
 
-@pytest.mark.parametrize(("arguments", "word"), [((0.0, 16, 4), "block_seconds"), ((0.25, 4, 4), "discard")])
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ((0.0, 16, 4), "block_seconds"),
+        ((math.nan, 16, 4), "block_seconds"),
+        ((0.25, 4, 4), "discard"),
+        ((1, 0, 0), "rounds"),
+    ],
+)
 def test_method_rejects_nonsense(arguments: tuple[float, int, int], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         schedule.Method(*arguments)

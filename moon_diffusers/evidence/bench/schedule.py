@@ -7,6 +7,7 @@ block. The first rounds warm the card and are thrown away; the median of the oth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
@@ -34,8 +35,10 @@ class Method:
     discard: int = 4
 
     def __post_init__(self) -> None:
-        if self.block_seconds <= 0:
+        if not 0 < self.block_seconds < math.inf:
             raise ValueError(f"block_seconds: {self.block_seconds}; accepted: above 0")
+        if self.rounds < 1:
+            raise ValueError(f"rounds: {self.rounds}; accepted: 1 or more")
         if not 0 <= self.discard < self.rounds:
             raise ValueError(f"discard: {self.discard}; accepted: 0 to rounds - 1 = {self.rounds - 1}")
 
