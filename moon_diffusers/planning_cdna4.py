@@ -37,7 +37,7 @@ def plan_cdna4(problem: Problem, route: Route, device: DeviceInfo) -> LaunchPlan
     values: dict[str, Value] = {**arguments(problem), "first_split": first_split, "num_splits": parts}
     values["xcd_count"] = max(device.xcd_count, 1)
     values["page_shift"] = max(problem.page_size.bit_length() - 1, 0)
-    if problem.seqlen_k == 1:
+    if problem.rows_of_keys == 1:
         # A stride that nothing uses may be anything; the kernel takes its ranges from it.
         values["k_stride_row"] = values["v_stride_row"] = problem.head_dim
     if parts == 1:

@@ -70,6 +70,11 @@ class Problem:
         return self.batch * self.num_heads * self.seqlen_q * self.seqlen_k
 
     @property
+    def rows_of_keys(self) -> int:
+        """Rows of k and v that lie behind one another: of all packed sequences together, else of one entry."""
+        return self.total_k if self.has_cu_seqlens else self.seqlen_k
+
+    @property
     def flops(self) -> int:
         """Floating-point operations of both matrix products, masks not counted."""
         return 4 * self.scores * self.head_dim

@@ -180,7 +180,7 @@ def _key_cost(problem: Problem, kernel: KernelSpec) -> float:
 
 
 def _reaches_rows(problem: Problem, kernel: KernelSpec) -> bool:
-    if problem.seqlen_k == 1:  # then the stride is never used
+    if problem.rows_of_keys == 1:  # then the stride is never used
         return True
     least, most = kernel.row_strides
     return all(least <= strides[2] <= most for strides in (problem.k_strides, problem.v_strides))
@@ -191,8 +191,8 @@ def _reaches(problem: Problem, kernel: KernelSpec) -> bool:
     batch = 1 if problem.has_cu_seqlens else problem.batch
     for strides, heads, rows in (
         (problem.q_strides, problem.num_heads, problem.total_q or problem.seqlen_q),
-        (problem.k_strides, problem.num_heads_kv, problem.total_k or problem.seqlen_k),
-        (problem.v_strides, problem.num_heads_kv, problem.total_k or problem.seqlen_k),
+        (problem.k_strides, problem.num_heads_kv, problem.rows_of_keys),
+        (problem.v_strides, problem.num_heads_kv, problem.rows_of_keys),
     ):
         used = [stride for stride, length in zip(strides, (batch, heads, rows), strict=True) if length > 1]
         if not all(least <= stride <= most for stride in used):

@@ -162,6 +162,13 @@ def test_shapes_that_only_torch_takes(kernel):
     assert served() == {"tensors without four dimensions": 1, "shapes that torch broadcasts": 1}
 
 
+def test_a_scale_in_a_tensor_goes_to_torch(route, kernel):
+    q, k, v = qkv()
+    out = route(q, k, v, scale=torch.tensor(0.2))
+    assert torch.equal(out, scaled_dot_product_attention(q, k, v, scale=0.2))
+    assert served() == {"scale in a tensor": 1}
+
+
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
 def test_nested_tensors_go_to_torch(kernel):
     ragged = [torch.randn(length, H, D).bfloat16() for length in (3, 5)]

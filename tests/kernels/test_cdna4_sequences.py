@@ -25,6 +25,7 @@ LENGTHS = [
     ([1], [1]),
     ([0, 3], [9, 0]),
     ([100, 7], [130, 900]),
+    ([3, 2, 1], [1, 1, 0]),  # the row stride leads to the next sequence, if not to the next key
 ]
 
 

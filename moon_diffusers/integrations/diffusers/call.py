@@ -49,6 +49,9 @@ def attend(
         RuntimeError: what torch SDPA raises about arguments that it does not take.
     """
     reason = refusal(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa, layout)
+    if isinstance(scale, Tensor):
+        # Torch takes one without gradients.
+        reason = "scale in a tensor"
     if reason:
         count_fallback(reason, options)
         return _plain(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, layout)
