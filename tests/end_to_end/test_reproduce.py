@@ -170,6 +170,8 @@ def test_dry_run(tmp_path: Path) -> None:
     table = (tmp_path / "wan21.md").read_text()
     assert "Dry run" in table and "12 of 12 attention calls" in table
     assert "| tiny | tiny | eager | 24 |  |  |  |" in table, "a dry run shows no times"
+    videos_alone = report.markdown(whole | {"rows": []})
+    assert "| model | video | steps |" in videos_alone and "tokens" not in videos_alone, "no table without rows"
 
 
 def test_a_video_that_the_budget_cannot_hold() -> None:
