@@ -29,6 +29,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, action="append", help="numbers of keys (default: 512, 4096, 16384)")
     args = parser.parse_args()
+    if any(keys < 1 for keys in args.keys or ()):
+        parser.error(f"--keys: {min(args.keys)} is not accepted; accepted: 1 or more")
     ours, raw = open_emulated("gfx942"), device.open_emulator("gfx942")
     print(f"{'mode':5s} {'data':10s} {'keys':>6s} {'AITER v3':>10s} " + " ".join(f"{name:>10s}" for name in POLICIES))
     try:

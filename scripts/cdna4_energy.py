@@ -24,6 +24,8 @@ def main() -> int:
     parser.add_argument("--seqlen-k", type=int, default=2048, help="keys (default: %(default)s)")
     parser.add_argument("--causal", action="store_true", help="the causal kernels, over as many queries as keys")
     args = parser.parse_args()
+    if args.seqlen_k < 1:
+        parser.error(f"--seqlen-k: {args.seqlen_k} is not accepted; accepted: 1 or more")
     # Whole row blocks for both kernels: 384 and 256 rows.
     shape = aiter.Shape(1, args.seqlen_k if args.causal else 768, args.seqlen_k, 1, 1)
     try:

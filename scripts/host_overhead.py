@@ -98,6 +98,9 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=9, help="repeats (default: %(default)s)")
     parser.add_argument("--profile", action="store_true", help="also print where the time goes, by function")
     args = parser.parse_args()
+    for name in ("calls", "repeats"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name}: {getattr(args, name)} is not accepted; accepted: 1 or more")
 
     torch.set_num_threads(1)
     try:

@@ -5,7 +5,7 @@
     python scripts/inject_faults.py --docs docs/fault-injection.md    also rewrite the tables of the page
 
 A mutant is caught by a check (a finding that the unchanged kernel does not have), by a launch error, or by an output
-bit that differs from the unchanged kernel's, under one of several wavefront orders. Exits with 1 below 95 %.
+bit that differs from the unchanged kernel's, under one of several wavefront orders. Exits with 1 below 95 %, with 2 on bad input.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from moon_diffusers.errors import MoonError
 from moon_diffusers.evidence import campaign
 
 
@@ -30,13 +31,19 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.processes < 1 or arguments.per_operator < 0:
         parser.error("--processes must be at least 1 and --per-operator at least 0")
-    result = campaign.run(
-        only=arguments.only,
-        per_operator=arguments.per_operator,
-        seed=arguments.seed,
-        processes=arguments.processes,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    try:
+        if arguments.docs:
+            campaign.check_page(arguments.docs)
+        result = campaign.run(
+            only=arguments.only,
+            per_operator=arguments.per_operator,
+            seed=arguments.seed,
+            processes=arguments.processes,
+            progress=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except MoonError as error:
+        print(f"inject_faults: {error}", file=sys.stderr)
+        return 2
     print(campaign.summary(result))
     if arguments.docs:
         campaign.rewrite(arguments.docs, result)

@@ -198,6 +198,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="default: the model's own")
     parser.add_argument("--update-card", action="store_true", help="write the table into the model's README.md")
     options = parser.parse_args()
+    if not (options.model / "moon_sample.json").is_file():
+        parser.error(f"--model: {str(options.model)!r} is not accepted; accepted: the folder of a sample pipeline")
+    if options.steps is not None and options.steps < 1:
+        parser.error(f"--steps: {options.steps} is not accepted; accepted: 1 or more")
     prompt, rows = measure(options.model, options.prompt, options.other, options.seed, options.steps)
     floor = next(row for row in rows if row.what.startswith("noise floor"))
     dull = [row.what for row in rows[2:] if row.latent_error < 2 * floor.latent_error]

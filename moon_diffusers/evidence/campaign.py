@@ -14,6 +14,7 @@ from moon_diffusers.errors import ArgumentError, MoonError
 from moon_diffusers.evidence import aiter, faults, subjects
 from moon_diffusers.evidence.aiter import Shape
 from moon_diffusers.evidence.faults import Baseline, Outcome
+from moon_diffusers.evidence.files import whole_file
 from moon_diffusers.evidence.mutations import Mutant
 
 TARGET = 0.95
@@ -182,13 +183,21 @@ def summary(result: Campaign) -> str:
     return "\n".join(lines)
 
 
-def rewrite(page: Path, result: Campaign) -> None:
-    """Put the summary between the marks of a page. Raises ArgumentError for a page without them."""
-    text = page.read_text()
+def check_page(page: Path) -> tuple[str, str]:
+    """What a page has before and after its generated part. Raises ArgumentError for a page without the marks of one."""
+    try:
+        text = page.read_text()
+    except (OSError, ValueError):
+        text = ""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ArgumentError("docs", str(page), f"a page with the lines {BEGIN} and {END}")
-    temporary = page.with_name(page.name + ".tmp")
-    temporary.write_text(f"{before}{BEGIN}\n\n{summary(result)}\n\n{END}{after}")
-    temporary.replace(page)
+    return before, after
+
+
+def rewrite(page: Path, result: Campaign) -> None:
+    """Put the summary between the marks of a page. Raises ArgumentError for a page without them."""
+    before, after = check_page(page)
+    with whole_file(page) as temporary:
+        temporary.write_text(f"{before}{BEGIN}\n\n{summary(result)}\n\n{END}{after}")
