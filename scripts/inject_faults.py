@@ -5,7 +5,7 @@
     python scripts/inject_faults.py --docs docs/fault-injection.md    also rewrite the tables of the page
 
 A mutant is caught by a check (a finding that the unchanged kernel does not have), by a launch error, or by an output
-bit that differs from the unchanged kernel's, under one of several wavefront orders. Exits with 1 below 95 %, with 2 on bad input.
+bit that differs from the unchanged kernel's, under one of several wavefront orders. Exits with 1 below 95 %, 2 on bad input.
 """
 
 from __future__ import annotations

@@ -107,16 +107,14 @@ def main() -> int:
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         print("test_gpu: no GPU that torch can use; --device cpu runs what the emulator can", file=sys.stderr)
         return 2
-    from tests.gpu.faults import NAMES
-    from tests.gpu.machine import find
-
+    try:
+        from tests.gpu import machine  # noqa: F401
+        from tests.gpu.faults import NAMES
+    except ValueError:
+        parser.error(f"--device: {args.device!r} is not accepted; accepted: cuda, cpu, cpu:gfx942, cpu:gfx950")
     # Else every test fails on it, as if it had noticed the fault.
     if args.fault and args.fault not in NAMES:
         parser.error(f"--fault: {args.fault!r} is not accepted; accepted: {', '.join(NAMES)}")
-    try:
-        find()
-    except ValueError:
-        parser.error(f"--device: {args.device!r} is not accepted; accepted: cuda, cpu, cpu:gfx942, cpu:gfx950")
     recorder = Recorder(args.output, args.budget_seconds)
     where = [] if any(argument.startswith("tests/") for argument in args.arguments) else ["tests/gpu"]
     code = int(pytest.main([*where, "-q", "-p", "no:cacheprovider", *args.arguments], plugins=[recorder]))
