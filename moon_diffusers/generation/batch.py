@@ -7,6 +7,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ def read_prompts(path: Path) -> list[str]:
         GenerateError: it cannot be read, or holds no prompt, or one twice.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # -sig: a byte order mark, as Windows' editors write one, is no part of the first prompt.
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise GenerateError(f"prompt_file is {str(path)!r}: cannot be read: {reason}") from error
@@ -62,6 +64,7 @@ def check_batch(output: Path, prompts: list[str], settings: Settings, force: boo
             raise GenerateError(
                 f"output is {str(output)!r}: {report.parent.name} has other settings; give --force to redo it"
             )
+        _entry(report.parent.name, _read_report(report))
     return todo
 
 
@@ -84,8 +87,11 @@ def _write_index(output: Path, prompts: list[str], settings: Settings) -> dict[s
     entries = []
     for index, prompt in enumerate(prompts):
         name = prompt_folder(index, prompt)
-        if (output / name / "report.json").is_file():
-            entries.append(_entry(name, _read_report(output / name / "report.json")))
+        path = output / name / "report.json"
+        # One that cannot be read is being redone by --force: without it `check_batch` has refused.
+        with suppress(GenerateError):
+            if path.is_file():
+                entries.append(_entry(name, _read_report(path)))
     summary = {
         "schema": 1,
         "kind": "moon-diffusers generate --prompt-file",
@@ -106,6 +112,13 @@ def _write_index(output: Path, prompts: list[str], settings: Settings) -> dict[s
 
 
 def _entry(folder: str, report: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return _entry_of(folder, report)
+    except (LookupError, TypeError) as error:
+        raise GenerateError(f"output: the report of {folder} is damaged: {error!r}; give --force to redo it") from error
+
+
+def _entry_of(folder: str, report: dict[str, Any]) -> dict[str, Any]:
     error, floor = report["comparison"]["latents"]["relative_l2"], report["noise_floors"][0]["latents"]["relative_l2"]
     frames = report["comparison"]["frames"]
     return {

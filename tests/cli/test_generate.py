@@ -351,3 +351,18 @@ def test_prompt_file_resumes(fast, tmp_path, monkeypatch):
     assert (index["done"], index["passed"]) == (2, 2)
     code, text = run(*arguments, "--seed", "9")
     assert code == 2 and "other settings" in text
+    # A damaged report is named before anything runs, and does not keep --force from redoing all.
+    path = tmp_path / "runs" / "002-a-dog" / "report.json"
+    report = json.loads(path.read_text())
+    for damage in ("{half", json.dumps({name: value for name, value in report.items() if name != "gate"})):
+        path.write_text(damage)
+        code, text = run(*arguments)
+        assert code == 2 and "002-a-dog" in text and "running" not in text
+    code, text = run(*arguments, "--force")
+    assert code == 0 and "2 of 2 prompts passed" in text
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path):
+    for text in ("\ufeffa cat\r\na dog\r\n", "\ufeff# cats\na cat\na dog"):
+        (tmp_path / "prompts.txt").write_text(text, encoding="utf-8")
+        assert batch.read_prompts(tmp_path / "prompts.txt") == ["a cat", "a dog"]
