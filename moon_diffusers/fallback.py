@@ -116,9 +116,19 @@ def _aligned(tensor: Tensor) -> Tensor:
     memory-efficient kernels fail with a misaligned address that ends the process's use of the GPU.
     """
     steps = [step for step, length in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if length > 1]
-    if all(address % 16 == 0 for address in (tensor.data_ptr(), *(step * tensor.element_size() for step in steps))):
+    if all(address % 16 == 0 for address in (_address(tensor), *(step * tensor.element_size() for step in steps))):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor lies, 1 where it does not say: under `torch.func`'s transforms, while tracing, in subclasses."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter):
+        return 1
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 1
 
 
 def _positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float | None]:

@@ -141,6 +141,24 @@ def test_what_torch_takes_on_a_gpu_is_aligned():
         assert copy is not tensor and copy.is_contiguous() and copy.data_ptr() % 16 == 0 and torch.equal(copy, whole)
 
 
+def test_tensors_that_hide_their_address_are_copied():
+    """On a GPU the fallback raised under torch.func's transforms, and took tensors that are only traced for aligned."""
+    from torch._subclasses import FakeTensorMode
+
+    from moon_diffusers.fallback import _aligned
+
+    def square(x):
+        return _aligned(x).square().sum()
+
+    x = torch.randn(2, 3, 5, 128)
+    assert torch.equal(torch.func.grad(square)(x), 2 * x)
+    assert torch.func.jvp(square, (x,), (x,))[1] == 2 * square(x)
+    assert torch.equal(torch.vmap(square)(x), torch.stack([square(entry) for entry in x]))
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+        assert _aligned(fake) is not fake
+
+
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 0.2, None])
 def test_what_torch_takes_on_a_gpu_has_a_positive_scale(scale):
     from moon_diffusers.fallback import _positive_scale
