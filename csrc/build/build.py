@@ -279,7 +279,10 @@ def build(output: Path, architectures: list[str] | None, emulator: str) -> Path:
         "compiler": {"name": compiler.name, "version": compiler.version, "flags": list(targets.HIP_FLAGS)},
         "code_objects": [describe(target, output, known) for target in chosen],
         "kernarg_layouts": known,
-        "emulator": [{"file": f"libmoon_emulator-{isa}.so", "isa": isa} for isa in isas],
+        "emulator": [
+            {"file": file, "isa": isa, "sha256": file_hash(output / file)}
+            for isa, file in ((isa, f"libmoon_emulator-{isa}.so") for isa in isas)
+        ],
     }
     if any(target.is_cuda for target in chosen):
         manifest["assembler"] = {"name": "ptxas", "version": require_ptxas().version}

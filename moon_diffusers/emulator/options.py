@@ -30,7 +30,7 @@ def emulator_library() -> Hip:
         CodeObjectError: nothing was built.
     """
     manifest = code_objects.load_manifest()
-    return library.find_emulator(manifest.folder, list(manifest.emulators))
+    return library.find_emulator(manifest)
 
 
 @contextmanager

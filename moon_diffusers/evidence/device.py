@@ -119,7 +119,7 @@ def uploaded(device: RawDevice, arrays: Mapping[str, Array]) -> Iterator[dict[st
 def emulator_library() -> Hip:
     """The emulator that was built for this CPU. Raises LibraryError or CodeObjectError where it was not."""
     manifest = code_objects.load_manifest()
-    return library.find_emulator(manifest.folder, list(manifest.emulators))
+    return library.find_emulator(manifest)
 
 
 def open_emulator(arch: str) -> RawDevice:

@@ -64,13 +64,19 @@ class CodeObject:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything that was built."""
+    """Everything that was built.
+
+    Attributes:
+        emulators: (isa, file) of each build of the emulator.
+        hashes: sha256 by file, of the emulator's builds.
+    """
 
     folder: Path
     compiler: str
     code_objects: tuple[CodeObject, ...]
     layouts: dict[str, Layout]
     emulators: tuple[tuple[str, str], ...]
+    hashes: dict[str, str]
 
     def kernels(self, arch: str) -> tuple[KernelSpec, ...]:
         """The kernels for an architecture, in the manifest's order."""
@@ -95,16 +101,25 @@ class Manifest:
         """The same of its fallback, None where it has none."""
         return None if item.fallback is None else self._read(*item.fallback)
 
-    def _read(self, file: str, sha256: str) -> bytes:
+    def check_emulator(self, file: str) -> None:
+        """Check that a build of the emulator is the one that was built.
+
+        Raises:
+            CodeObjectError: missing or another (loading a truncated library ends the process without a word).
+        """
+        if file in self.hashes:
+            self._read(file, self.hashes[file], "emulator")
+
+    def _read(self, file: str, sha256: str, what: str = "code object") -> bytes:
         path = self.folder / file
         try:
             image = path.read_bytes()
         except OSError as error:
-            raise CodeObjectError(f"code object {path}: {error.strerror}") from None
+            raise CodeObjectError(f"{what} {path}: {error.strerror}") from None
         found = hashlib.sha256(image).hexdigest()
         if found != sha256:
             raise CodeObjectError(
-                f"code object {path}: sha256 {found[:12]}... is not the manifest's {sha256[:12]}...; build it again"
+                f"{what} {path}: sha256 {found[:12]}... is not the manifest's {sha256[:12]}...; build it again"
             )
         return image
 
@@ -139,7 +154,8 @@ def load_manifest(folder: Path | None = None) -> Manifest:
         compilers = [data["compiler"], *([data["assembler"]] if "assembler" in data else [])]
         compiler = ", ".join(f"{item['name']} {item['version']}" for item in compilers)
         emulators = tuple((entry["isa"], entry["file"]) for entry in data["emulator"])
-        return Manifest(folder, compiler, code_objects, layouts, emulators)
+        hashes = {entry["file"]: entry["sha256"] for entry in data["emulator"] if "sha256" in entry}
+        return Manifest(folder, compiler, code_objects, layouts, emulators, hashes)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CodeObjectError(f"{path}: damaged: {error!r}") from None
 

@@ -187,7 +187,7 @@ def open_emulated(arch: str) -> Device:
         CodeObjectError: no usable manifest.
     """
     manifest = load_manifest()
-    hip = library.find_emulator(manifest.folder, list(manifest.emulators))
+    hip = library.find_emulator(manifest)
     for ordinal in range(hip.device_count()):
         if hip.device_info(ordinal).arch == arch:
             return open_device(hip, ordinal)

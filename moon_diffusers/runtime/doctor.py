@@ -205,7 +205,7 @@ def _emulator(manifest: Manifest | None) -> LibraryFacts:
     if manifest is None:
         return LibraryFacts("emulator", "", problem="no manifest, so no emulator is known")
     try:
-        driver = library.find_emulator(manifest.folder, list(manifest.emulators))
+        driver = library.find_emulator(manifest)
     except MoonError as error:
         return LibraryFacts("emulator", "", problem=str(error))
     return _library("emulator", driver, manifest, False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import LibraryError, MoonError
+from .code_objects import Manifest
 from .cuda import Cuda
 from .driver import Driver
 from .hip import Hip
@@ -177,12 +178,14 @@ def choose_emulator(available: list[tuple[str, str]], flags: set[str], machine: 
     return None
 
 
-def find_emulator(folder: Path, available: list[tuple[str, str]]) -> Hip:
+def find_emulator(manifest: Manifest) -> Hip:
     """The emulator, built for this CPU; `MOON_EMULATOR_LIBRARY` names another file.
 
     Raises:
         LibraryError: it has not been built, or not for this CPU.
+        CodeObjectError: it is not the file that was built.
     """
+    folder, available = manifest.folder, list(manifest.emulators)
     named = os.environ.get("MOON_EMULATOR_LIBRARY")
     if named:
         return load(named)
@@ -193,7 +196,10 @@ def find_emulator(folder: Path, available: list[tuple[str, str]]) -> Hip:
             f"no emulator for this CPU ({platform.machine()}) in {folder}; built for: {builds}; "
             "build it by `python csrc/build/build.py`"
         )
-    return load(str(folder / file))
+    path = str(folder / file)
+    if path not in _loaded:
+        manifest.check_emulator(file)
+    return load(path)
 
 
 def _after_fork() -> None:

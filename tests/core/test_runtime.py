@@ -4,6 +4,8 @@ import ast
 import ctypes
 import hashlib
 import json
+import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -213,6 +215,26 @@ def test_damaged_code_object_never_reaches_hip(fake, monkeypatch):
     monkeypatch.setattr(opened.hip, "load_module", lambda image: pytest.fail("loaded"))
     with pytest.raises(CodeObjectError, match="sha256"):
         opened.function(opened.kernels[0])
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda image: image[: len(image) // 2], lambda image: b"", lambda image: image[:-1]]
+)
+def test_a_damaged_emulator_is_named_and_never_loaded(tmp_path, damage):
+    """The dynamic linker ends the process on a truncated library."""
+    manifest = code_objects.load_manifest(code_objects.DEFAULT_FOLDER)
+    folder = tmp_path / "compiled"
+    shutil.copytree(code_objects.DEFAULT_FOLDER, folder)
+    for _, file in manifest.emulators:
+        (folder / file).write_bytes(damage((folder / file).read_bytes()))
+    code = "import moon_diffusers\ntry: moon_diffusers.emulate().__enter__()\n"
+    code += "except moon_diffusers.MoonError as error: print(error)"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MOON_")}
+    environment["MOON_COMPILED"] = str(folder)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PACKAGE.parent, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "build it again" in done.stdout, (done.returncode, done.stderr)
 
 
 def test_code_object_is_loaded_once_by_many_threads(fake, monkeypatch):
