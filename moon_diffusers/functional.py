@@ -10,6 +10,7 @@ from torch import Tensor
 from . import ops
 from .errors import ArgumentError
 from .problem import HEAD_DIM, LAYOUTS, check_choice
+from .request import check_flag, check_tensors
 
 
 @overload
@@ -88,6 +89,11 @@ def attention(
         ArgumentError: an argument cannot be used; the text names it, its value and what is accepted.
         StrictError: strict, and the kernel cannot serve the call.
     """
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        check_tensors(q=q, k=k, v=v)
+    if not (type(causal) is type(batch_invariant) is bool and (strict is None or type(strict) is bool)):
+        causal, batch_invariant = check_flag("causal", causal), check_flag("batch_invariant", batch_invariant)
+        strict = None if strict is None else check_flag("strict", strict)
     q, k, v = ops.autocast(q, k, v)
     if seqlens_k is not None:
         _check_seqlens_k(seqlens_k, q)
@@ -142,6 +148,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, layout: str) -> None:
 
 
 def _check_seqlens_k(seqlens_k: Tensor, q: Tensor) -> None:
+    check_tensors(seqlens_k=seqlens_k)
     if seqlens_k.dtype is not torch.int32:
         raise ArgumentError("seqlens_k", f"dtype {str(seqlens_k.dtype).removeprefix('torch.')}", "int32")
     if tuple(seqlens_k.shape) != (q.shape[0],):

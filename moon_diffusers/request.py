@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -47,9 +48,28 @@ def check_scale(softmax_scale: float | None) -> None:
     """
     if softmax_scale is None or torch.compiler.is_compiling():  # then it may be a symbol
         return
-    if isinstance(softmax_scale, Tensor) or not math.isfinite(softmax_scale):
-        value = "a tensor" if isinstance(softmax_scale, Tensor) else repr(softmax_scale)
-        raise ArgumentError("softmax_scale", value, "a finite number, None for head_dim ** -0.5")
+    try:
+        usable = (type(softmax_scale) is float or isinstance(softmax_scale, Real)) and math.isfinite(softmax_scale)
+    except OverflowError:
+        usable = False
+    if not usable:
+        value = repr(softmax_scale) if isinstance(softmax_scale, Real) else f"a {type(softmax_scale).__name__}"
+        raise ArgumentError("softmax_scale", value[:80], "a finite number, None for head_dim ** -0.5")
+
+
+def check_tensors(**tensors: object) -> None:
+    """Raise `ArgumentError` for the first that is no tensor."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise ArgumentError(name, f"a {type(tensor).__name__}", "a torch.Tensor")
+
+
+def check_flag(name: str, value: object) -> bool:
+    """A switch as `bool`; `ArgumentError` unless it is one, numpy's or 0 or 1. A tensor could change afterwards."""
+    if isinstance(value, Tensor) or value not in (True, False):
+        text = "a tensor" if isinstance(value, Tensor) else repr(value)
+        raise ArgumentError(name, text, "True or False")
+    return bool(value)
 
 
 def empty_output(q: Tensor, v: Tensor, layout: str) -> Tensor:

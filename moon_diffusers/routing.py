@@ -15,6 +15,9 @@ FEATURES = ("lse", "gqa", "causal", "seqlens_k", "cu_seqlens", "paged")
 PAGE_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
 
+#: Kernels take the scale as float32.
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+
 #: Why a call falls back that a kernel could serve, only later than torch; strict calls take the kernel all the same.
 SLOWER = "slower than torch's own kernel here"
 
@@ -241,6 +244,8 @@ def route(problem: Problem, target: Target) -> Route | Fallback:
     aligned = [kernel for kernel in aligned if _reaches(problem, kernel)]
     if not aligned:
         return Fallback("strides of q, k or v that no kernel takes", problem.shape_text())
+    if abs(problem.softmax_scale) > FLOAT32_MAX:
+        return Fallback("a softmax_scale that no kernel takes", f"{problem.softmax_scale:g}")
     aligned = [kernel for kernel in aligned if kernel.scales[0] <= problem.softmax_scale <= kernel.scales[1]]
     if not aligned:
         return Fallback("a softmax_scale that no kernel takes", f"{problem.softmax_scale:g}")

@@ -13,7 +13,7 @@ from .eager import wants_gradients
 from .errors import ArgumentError
 from .ops_sequences import Options, Paged, Varlen
 from .problem import HEAD_DIM, RESCALES, ROUNDINGS, check_choice
-from .request import check_scale
+from .request import check_flag, check_scale, check_tensors
 from .routing import PAGE_SIZES
 
 
@@ -58,6 +58,7 @@ def attention_varlen(
         ArgumentError: an argument cannot be used; the text names it, its value and what is accepted.
         StrictError: strict, and no kernel can serve the call.
     """
+    check_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _check_tensors(("q", q, 3), ("k", k, 3), ("v", v, 3))
     _check_heads("k", k.shape[1], q.shape[1])
     if v.shape != k.shape:
@@ -110,6 +111,7 @@ def attention_paged(
         ArgumentError: an argument cannot be used; the text names it, its value and what is accepted.
         StrictError: strict, and no kernel can serve the call (none does on gfx942).
     """
+    check_tensors(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seqlens_k=seqlens_k)
     _check_tensors(("q", q, 4), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4))
     _check_heads("k_cache", k_cache.shape[2], q.shape[2])
     if v_cache.shape != k_cache.shape:
@@ -150,6 +152,8 @@ def _options(
     check_choice("rounding", rounding, ROUNDINGS)
     check_choice("rescale", rescale, RESCALES)
     check_scale(scale)
+    causal, batch_invariant = check_flag("causal", causal), check_flag("batch_invariant", batch_invariant)
+    strict = None if strict is None else check_flag("strict", strict)
     return Options(scale, causal, rounding, rescale, strict, "", batch_invariant)
 
 

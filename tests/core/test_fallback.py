@@ -1,5 +1,6 @@
 """The fallback alone: right, counted, differentiable, traceable, memory-efficient."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -204,8 +205,17 @@ BAD = {
     "tensor scale": (
         lambda q, k, v: (q, k, v),
         {"softmax_scale": torch.ones(2, 2, requires_grad=True)},
-        "softmax_scale: a tensor is not accepted; accepted: a finite number",
+        "softmax_scale: a Tensor is not accepted; accepted: a finite number",
     ),
+    "huge scale": (lambda q, k, v: (q, k, v), {"softmax_scale": 10**400}, "softmax_scale: 1000.* a finite number"),
+    "scale text": (lambda q, k, v: (q, k, v), {"softmax_scale": "0.1"}, "softmax_scale: a str is not accepted"),
+    "scale array": (lambda q, k, v: (q, k, v), {"softmax_scale": np.array(0.1)}, "softmax_scale: a ndarray is not"),
+    "array": (lambda q, k, v: (q.float().numpy(), k, v), {}, "q: a ndarray is not accepted; accepted: a torch.Tensor"),
+    "nothing": (lambda q, k, v: (q, k, None), {}, "v: a NoneType is not accepted; accepted: a torch.Tensor"),
+    "causal": (lambda q, k, v: (q, k, v), {"causal": "yes"}, "causal: 'yes' is not accepted; accepted: True or False"),
+    "causal tensor": (lambda q, k, v: (q, k, v), {"causal": torch.tensor(True)}, "causal: a tensor is not accepted"),
+    "strict": (lambda q, k, v: (q, k, v), {"strict": "no"}, "strict: 'no' is not accepted; accepted: True or False"),
+    "seqlens list": (lambda q, k, v: (q, k, v), {"seqlens_k": [1, 2]}, "seqlens_k: a list is not accepted"),
     "seqlens dtype": (
         lambda q, k, v: (q, k, v),
         {"seqlens_k": torch.tensor([1, 2])},
