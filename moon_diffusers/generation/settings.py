@@ -78,10 +78,15 @@ class Settings:
     noise_floor: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # A sample's recommendations come from a file, and may be anything.
         for name in ("height", "width", "num_frames", "num_inference_steps"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise GenerateError(f"{name} is {value}; expected at least 1")
+            if value is not None and (type(value) is not int or value < 1):
+                raise GenerateError(f"{name} is {value!r}; expected a whole number, at least 1")
+        for name in ("fps", "guidance_scale"):
+            value = getattr(self, name)
+            if value is not None and type(value) not in (int, float):
+                raise GenerateError(f"{name} is {value!r}; expected a number")
         if not 0 <= self.seed < 2**63:
             raise GenerateError(f"seed is {self.seed}; expected 0 to 2^63 - 1")
         for name, value in vars(self).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shutil
 import signal
 from pathlib import Path
 
@@ -259,6 +260,29 @@ def test_unwritable_output_as_any_user(monkeypatch, tmp_path):
     monkeypatch.setattr(output.os, "access", lambda *_: False)
     with pytest.raises(output.GenerateError, match="output is"):
         output.check_output(tmp_path / "run", force=False)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("text_encoder/model.safetensors", None, "cannot be loaded"),
+        ("transformer/diffusion_pytorch_model.safetensors", None, "cannot be loaded"),
+        ("model_index.json", "{}", "cannot be loaded"),
+        ("moon_sample.json", '{"height": "96", "prompts": ["a"]}', "height is '96'"),
+        ("moon_sample.json", '{"num_frames": 1.5, "prompts": ["a"]}', "num_frames is 1.5"),
+        ("moon_sample.json", '{"fps": "8", "prompts": ["a"]}', "fps is '8'"),
+        ("moon_sample.json", '{"guidance_scale": [1], "prompts": ["a"]}', "guidance_scale is [1]"),
+    ],
+)
+def test_a_damaged_pipeline_is_one_line(tiny_wan, standin_kernel, tmp_path, file, content, words):
+    model = tmp_path / "half written"
+    shutil.copytree(tiny_wan, model)
+    whole = (model / file).read_bytes()
+    (model / file).write_bytes(whole[: len(whole) // 2] if content is None else content.encode())
+    code, text = run("--model", model, "--emulate", "gfx942", "--output", tmp_path / "run")
+    error = [line for line in text.splitlines() if line.startswith("Error:")]
+    assert code == 2 and len(error) == 1 and words in error[0], text
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_pipeline_that_needs_an_image_says_so():
