@@ -37,12 +37,10 @@ _DEVICES = ("cuda", "cpu")
 def wants_gradients(*tensors: Tensor | None) -> bool:
     """Whether a result of these must be differentiable, in reverse mode or (outside compiled code) in forward mode.
 
-    Not while a program is exported: whether it will be asked for gradients shows where it runs.
+    Not while a program is exported or traced: whether it will be asked for gradients shows where it runs.
     """
-    if _exporting():
-        return False
     if requires_grad(*tensors):
-        return True
+        return not _exporting() and (torch.compiler.is_compiling() or _tracing() is None)
     if torch.compiler.is_compiling() or _forward_level() < 0:
         return False
     return carries_tangents(*tensors)
