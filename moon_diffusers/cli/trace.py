@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,12 @@ def trace(workgroup: int, output: Path, force: bool, **call: Any) -> None:
         raise ArgumentError("output", f"{output}.json", "a prefix of files that do not exist yet, or --force")
     if not output.parent.is_dir():
         raise ArgumentError("output", str(output), "a prefix in a folder that exists")
+    former = set(_files(output))
     try:
         run = emulate({"trace": str(output.absolute()), "trace_workgroup": str(workgroup)}, **call)
     except HipError as error:
+        for file in set(_files(output)) - former:
+            file.unlink(missing_ok=True)
         raise failed(error) from error
     groups = run.report.grid[0] * run.report.grid[1] * run.report.grid[2]
     if workgroup >= groups:
@@ -44,3 +48,10 @@ def trace(workgroup: int, output: Path, force: bool, **call: Any) -> None:
         item = read_trace(output, wave)
         size = Path(f"{output}.wave{wave}.bin").stat().st_size
         click.echo(f"  {output}.wave{wave}.bin: {len(item.index):,} executed, {size:,} B")
+
+
+def _files(prefix: Path) -> list[Path]:
+    """What a trace under this prefix consists of, as far as it is there."""
+    waves = re.compile(re.escape(prefix.name) + r"\.wave\d+\.bin")
+    beside = prefix.absolute().parent
+    return [path for path in beside.iterdir() if path.name == f"{prefix.name}.json" or waves.fullmatch(path.name)]

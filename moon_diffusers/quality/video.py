@@ -83,6 +83,16 @@ def read_video(path: Path, max_frames: int | None = None) -> tuple[Frames, float
     return np.stack(frames).astype(np.float32) / np.float32(255.0), float(meta["fps"])
 
 
+def _count_frames(path: Path) -> int:
+    """The frames of a video, without decoding them; 0 where ffmpeg cannot read it."""
+    import imageio_ffmpeg
+
+    try:
+        return int(imageio_ffmpeg.count_frames_and_secs(str(path))[0])
+    except (OSError, RuntimeError):
+        return 0
+
+
 def _write(
     path: Path, array: npt.NDArray[np.uint8], fps: float, codec: str, pixel_format: str, parameters: list[str]
 ) -> None:
@@ -109,8 +119,13 @@ def _write(
                 writer.send(np.ascontiguousarray(frame))
         finally:
             writer.close()
+        # A full disk is ffmpeg's trouble, of which the writer says nothing.
+        written = _count_frames(temporary)
+        if written != len(array):
+            raise OSError(f"{written} of {len(array)} frames arrived in the file; is the disk full?")
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        raise VideoError(f"video {str(path)!r} cannot be written: {error}") from error
+        # What ffmpeg was told, and what it said itself, follow on further lines.
+        raise VideoError(f"video {str(path)!r} cannot be written: {str(error).partition(chr(10))[0]}") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -111,3 +111,12 @@ def test_a_trace_needs_a_name(tmp_path, monkeypatch):
 def test_disassemble_offers_what_it_reads():
     code, text = call("disassemble", "attention-sm_90a.cubin")
     assert code == 2 and "general-gfx942.co" in text and text.count("cubin") == 1
+
+
+@built
+def test_a_trace_that_fails_leaves_no_part_of_it(tmp_path):
+    (tmp_path / "t.wave3.bin").mkdir()
+    (tmp_path / "t.wave3.bin.more").write_text("")
+    code, text = call("trace", "--seqlen-q", 8, "--seqlen-k", 8, "--output", tmp_path / "t")
+    assert code == 1 and "cannot be written" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.wave3.bin", "t.wave3.bin.more"]

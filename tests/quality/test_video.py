@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,21 @@ def test_lossless_is_lossless(tmp_path, clip):
     write_lossless(tmp_path / "a.mkv", clip, 12.5)
     back, fps = read_video(tmp_path / "a.mkv")
     assert np.array_equal(to_uint8(back), to_uint8(clip)) and fps == pytest.approx(12.5)
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_mp4, "a.mp4"), (write_lossless, "a.mkv")])
+@pytest.mark.parametrize("room", [0, 20_000, 100_000])
+def test_a_video_that_does_not_fit_is_an_error_and_not_there(tmp_path, write, name, room):
+    """As on a full disk: ffmpeg cannot write on, and its pipe says nothing of it."""
+    frames = np.random.default_rng(0).random((6, 128, 128, 3)).astype(np.float32)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(VideoError, match="cannot be written") as caught:
+            write(tmp_path / name, frames, 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(caught.value) and [*tmp_path.iterdir()] == []
 
 
 def test_a_single_frame(tmp_path, clip):
