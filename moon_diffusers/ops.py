@@ -15,6 +15,7 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from . import counters, dispatch, fallback
 from .dispatch import check_shapes
@@ -421,3 +422,13 @@ for _name, _kernel, _fake in (
 for _name, _want_lse in (("attention", False), ("attention_lse", True)):
     _operator: Any = getattr(torch.ops.moon_diffusers, _name).default
     _library.impl(_name, _autograd(_operator, _want_lse), "Autograd")
+
+
+@register_flop_formula([torch.ops.moon_diffusers.attention, torch.ops.moon_diffusers.attention_lse])
+def _flops(
+    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *arguments: Any, out_shape: Any = None, **keywords: Any
+) -> int:
+    """What torch counts for its own attention, from the shapes: masks and causality save nothing."""
+    layout: str = arguments[3]
+    seq, head = (1, 2) if layout == "bshd" else (2, 1)
+    return 2 * q[0] * q[head] * q[seq] * k[seq] * (q[3] + v[3])

@@ -8,6 +8,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import moon_diffusers
 from moon_diffusers import eager, ops
@@ -81,6 +82,17 @@ def test_the_profiler_names_the_operator(qkv):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         attend(*qkv)
     assert "moon_diffusers::attention" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_torchs_flop_counter_counts_the_operator(layout):
+    q, k, v = bhsd(2, 4, 2, 5, 7)
+    if layout == "bshd":
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    for return_lse in (False, True):
+        with FlopCounterMode(display=False) as counter:
+            ops.attention(q, k, v, layout=layout, return_lse=return_lse)
+        assert counter.get_total_flops() == 4 * 2 * 4 * 5 * 7 * 128
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
