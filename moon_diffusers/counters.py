@@ -159,6 +159,9 @@ def flag(name: str) -> bool:
 
 
 def _at_exit() -> None:
+    if sys.stderr is None:
+        # Closed by whoever started the process; print would take None for standard output.
+        return
     wanted = os.environ.get("MOON_SUMMARY")
     # A process in which everything ran as asked stays silent; MOON_SUMMARY=0 silences it for good.
     if flag("MOON_SUMMARY") or (wanted is None and snapshot().num_fallbacks):

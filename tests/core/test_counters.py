@@ -88,3 +88,9 @@ def test_last_words(monkeypatch, calls, variable, expected):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == ""
     assert (expected in done.stderr) if expected else done.stderr == ""
+
+
+def test_a_closed_stderr_does_not_send_the_summary_to_stdout():
+    code = "from moon_diffusers import counters; counters.record_fallback('x')"
+    done = subprocess.run(f'"{sys.executable}" -c "{code}" 2>&-', shell=True, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == ""
