@@ -80,7 +80,7 @@ def _mulhi(a, b):
     return (a.astype(L) * b.astype(L)) >> L(32)
 
 
-def _med3_i32(a, b, c):
+def _med3(a, b, c):
     return np.sort(np.stack([a, b, c]), axis=0)[1]
 
 
@@ -315,7 +315,7 @@ INTEGER: list[Row] = [
     *valu("v_max_u32_e32", "u32 u32", np.maximum),
     *valu("v_min3_i32", "i32 i32 i32", lambda a, b, c: np.minimum(np.minimum(a, b), c), "i32"),
     *valu("v_max3_i32", "i32 i32 i32", lambda a, b, c: np.maximum(np.maximum(a, b), c), "i32"),
-    *valu("v_med3_i32", "i32 i32 i32", _med3_i32, "i32"),
+    *valu("v_med3", "i32 i32 i32", _med3, "i32"),
     *valu("v_add3_u32", "u32 u32 u32", lambda a, b, c: a + b + c),
     *valu("v_add_lshl_u32", "u32 u32 shift", lambda a, b, c: (a + b) << (c & 31)),
     *valu("v_lshl_add_u32", "u32 shift u32", lambda a, b, c: (a << (b & 31)) + c),
