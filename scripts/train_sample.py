@@ -9,7 +9,7 @@ Usage, in this order::
     python scripts/train_sample.py export --run RUN --output samples/wan-emoji
     python scripts/train_sample.py dry-run                          # every step of it on a CPU within a minute
 
-A lease of a machine may be shorter than the training: ``--begin``/``--end`` say which share of stage 2 a call trains,
+A machine may be at hand for less time than the training takes: ``--begin``/``--end`` say which share of stage 2 a call trains,
 and ``--from-light`` starts from the small files (averaged weights) that an earlier call left in ``RUN/light``.
 """
 
