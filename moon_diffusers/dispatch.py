@@ -17,7 +17,7 @@ from .errors import ArgumentError, CodeObjectError, DriverError, LibraryError, P
 from .planning import plan
 from .problem import HEAD_DIM, LAYOUTS, Problem, check_choice
 from .request import Request, Served, check_scale, empty_lse, empty_output, output_strides
-from .routing import Fallback, Target, route
+from .routing import Fallback, Route, Target, route
 from .runtime import device as devices
 from .runtime import selftest
 from .runtime.device import Device
@@ -158,15 +158,32 @@ class Session:
                 return chosen
             if not self.staged and chosen.forward.name not in self.device.tested and _capturing():
                 raise _NotNow(Fallback("first use of a kernel inside a graph capture: warm up before capturing"))
-            if not selftest.ensure(self.device, chosen):
+            if not self._passes(chosen):
                 continue
             try:
                 self.device.load(chosen)
                 prepared = self.device.prepare(plan(problem, chosen, self.device.info_for(chosen)))
             except (CodeObjectError, PlanError, DriverError) as error:
-                return Fallback("the kernel could not be loaded", str(error))
+                refusal = Fallback("the kernel could not be loaded", str(error))
+                if isinstance(error, DriverError) and error.out_of_memory:
+                    raise _NotNow(refusal) from None
+                return refusal
             label = chosen.label + self.suffix
             return Ready(label, prepared, problem.return_lse, chosen.forward.name)
+
+    def _passes(self, chosen: Route) -> bool:
+        """Whether the self-test lets the kernel serve."""
+        try:
+            try:
+                return selftest.ensure(self.device, chosen)
+            except DriverError:
+                if self.staged:
+                    raise
+                # Torch keeps to itself what its tensors gave back.
+                torch.cuda.empty_cache()
+                return selftest.ensure(self.device, chosen)
+        except DriverError as error:
+            raise _NotNow(Fallback("no memory for a kernel's self-test", str(error))) from None
 
     def _target(self) -> Target:
         device = self.device

@@ -36,6 +36,10 @@ class CodeObjectError(MoonError, RuntimeError):
     """The manifest or a code object is missing, damaged or inconsistent."""
 
 
+#: hipErrorOutOfMemory and CUDA_ERROR_OUT_OF_MEMORY.
+OUT_OF_MEMORY = 2
+
+
 class DriverError(MoonError, RuntimeError):
     """A call of the library that drives a device failed.
 
@@ -51,6 +55,11 @@ class DriverError(MoonError, RuntimeError):
         self.function = function
         self.code = code
         self.error_name = error_name
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the device had no memory left, which may be otherwise the next time."""
+        return self.code == OUT_OF_MEMORY
 
 
 class HipError(DriverError):

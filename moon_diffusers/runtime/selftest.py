@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import MoonError, PlanError
+from ..errors import DriverError, MoonError, PlanError
 from ..planning import plan
 from ..routing import Route
 from .device import Device
@@ -65,6 +65,9 @@ def ensure(device: Device, route: Route) -> bool:
     """Whether the kernels of `route` may serve on `device`; tests them on first use and warns loudly on failure.
 
     The emulator's kernels are not tested unless `MOON_SELFTEST=force`: there the test suite is the test.
+
+    Raises:
+        DriverError: there was no memory for the test; nothing is known of the kernel yet.
     """
     name = route.forward.name
     if name in device.tested:
@@ -77,6 +80,8 @@ def ensure(device: Device, route: Route) -> bool:
         try:
             outcome = run(device, route)
         except MoonError as error:
+            if isinstance(error, DriverError) and error.out_of_memory:
+                raise
             return _refuse(device, route, f"self-test of {name} could not run: {error}")
         if not outcome.passed:
             return _refuse(device, route, outcome.line() + f" ({outcome.problem})")

@@ -141,6 +141,7 @@ def fake(fake_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     yield control
     control.mode(RIGHT)
     control.library.fakeArch(0)
+    control.library.fakeMemory(-1)
 
 
 PTX = b".version 8.0\n.target sm_90a\n"

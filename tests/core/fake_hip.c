@@ -7,7 +7,9 @@
 
 enum { RIGHT, NOTHING, WRONG, REFUSE, WRONG_LSE };
 static int mode = RIGHT, launches, live_allocations, properties_wrong_arch;
-static int last_error, free_error;
+static int last_error, free_error, allocations_left = -1;
+// How many allocations there is memory for; below 0 any number.
+void fakeMemory(int allocations) { allocations_left = allocations; }
 static const char *arch_name;
 static int64_t last_stream;
 void fakeFreeError(int code) { free_error = code; }
@@ -87,7 +89,11 @@ int hipGetDevicePropertiesR0600(void *p, int d) {
 int hipDeviceGetAttribute(int *v, int a, int d) { return (void)d, a == 10018 ? (*v = dies, 0) : (last_error = 1); }
 int hipDriverGetVersion(int *v) { return *v = 70200000, 0; }
 int hipRuntimeGetVersion(int *v) { return *v = 70200000, 0; }
-int hipMalloc(void **p, size_t n) { return *p = malloc(n), live_allocations++, 0; }
+int hipMalloc(void **p, size_t n) {
+    if (allocations_left == 0) return 2;
+    allocations_left--;
+    return *p = malloc(n), live_allocations++, 0;
+}
 int hipFree(void *p) { return free(p), live_allocations--, free_error; }
 int hipMemcpy(void *d, const void *s, size_t n, int k) { return (void)k, memcpy(d, s, n), 0; }
 int hipMemset(void *d, int v, size_t n) { return memset(d, v, n), 0; }

@@ -218,6 +218,41 @@ def test_a_failed_selftest_falls_back_loudly_once(fake, mode):
     assert counters.snapshot().fallbacks == {"the kernel failed its self-test on this device": 3}
 
 
+def test_a_full_device_puts_the_selftest_off(fake):
+    """Nothing is known of the kernel then: it must not be switched off for the rest of the process."""
+    q, k, v = bhsd(1, 2, 2, 20, 50)
+    with moon_diffusers.offload(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for memory in (0, 2):
+            fake.library.fakeMemory(memory)
+            out = moon_diffusers.attention(q, k, v, layout="bhsd")
+            assert torch.equal(out, torch.nn.functional.scaled_dot_product_attention(q, k, v))
+        assert counters.snapshot().fallbacks == {"no memory for a kernel's self-test": 2}
+        assert "hipMalloc" in counters.snapshot().details["no memory for a kernel's self-test"]
+        assert fake.allocations == 0
+        fake.library.fakeMemory(-1)
+        moon_diffusers.attention(q, k, v, layout="bhsd", strict=True)
+    assert counters.snapshot().num_served == 1
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_torchs_own_reserve_is_given_back_for_the_selftest(fake, monkeypatch, enough):
+    session = dispatch.Session(device.open_real(), staged=False)
+    emptied = []
+
+    def empty_cache():
+        emptied.append(True)
+        fake.library.fakeMemory(-1 if enough else 0)
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    fake.library.fakeMemory(0)
+    q, k, v = bhsd(1, 2, 2, 20, 50)
+    for turn in (1, 2):
+        ready = session.ready(q, k, v, None, Request("bhsd", None, False, "rtne", "auto", False))
+        assert isinstance(ready, dispatch.Ready) == enough
+        assert len(emptied) == (1 if enough else turn)
+
+
 def test_a_launch_that_fails_raises_and_frees(fake):
     q, k, v = bhsd(1, 2, 2, 20, 50)
     with moon_diffusers.offload():
