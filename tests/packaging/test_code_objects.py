@@ -111,7 +111,7 @@ def test_a_compiler_that_is_none_is_one_line(tmp_path: Path, script: str, words:
     command += ["--arch", "gfx942", "--emulator", "none"]
     environment = {name: value for name, value in os.environ.items() if name != "MOON_BUILD_CACHE"}
     environment["MOON_HIPCC"] = str(hipcc)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("build failed: ") and words in done.stderr
     assert done.stderr.count("\n") == 1 and not [*(tmp_path / "out dir").glob("*.tmp")]
 
