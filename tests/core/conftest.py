@@ -264,7 +264,8 @@ def hopper_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kernels = ROOT / "csrc" / "kernels"
     shutil.copytree(kernels / "sm90a", folder / "sm90a")
     (folder / "common").mkdir()
-    shutil.copy(kernels / "common" / "sm90a_args.def", folder / "common")
+    for name in ("sm90a_args.def", "types.h"):
+        shutil.copy(kernels / "common" / name, folder / "common")
     # Its isa.h takes the place of theirs.
     shutil.copytree(Path(__file__).with_name("hopper"), folder / "sm90a", dirs_exist_ok=True)
     sources = [str(folder / "sm90a" / name) for name in ("launch.cpp", "merge.cu", "machine.cpp")]

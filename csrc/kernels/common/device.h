@@ -2,6 +2,8 @@
 // with ROCm's hipcc alike.
 #pragma once
 
+#include "types.h"
+
 #ifndef __global__
 #define __global__ __attribute__((global))
 #endif
@@ -16,14 +18,6 @@
 #endif
 
 namespace moon {
-
-using u8 = unsigned char;
-using u16 = unsigned short;
-using u32 = unsigned int;
-using u64 = unsigned long;
-using i32 = int;
-using i64 = long;
-using f32 = float;
 
 using bf16x4 = short __attribute__((ext_vector_type(4)));
 using u16x4 = u16 __attribute__((ext_vector_type(4)));

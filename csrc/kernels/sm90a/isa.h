@@ -3,6 +3,8 @@
 // writes it into the PTX, as csrc/build/targets.py says.
 #pragma once
 
+#include "../common/types.h"
+
 #ifndef __CUDACC__
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
@@ -14,17 +16,6 @@
 #define MOON_DEVICE __device__ inline __attribute__((always_inline))
 
 namespace moon {
-
-using u16 = unsigned short;
-using u32 = unsigned int;
-using u64 = unsigned long;
-using i32 = int;
-using i64 = long;
-using f32 = float;
-
-struct alignas(64) tensor_map {
-    u64 words[16];
-};
 
 // --- where am I ------------------------------------------------------------------------------------------------------
 

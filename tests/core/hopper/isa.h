@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "../common/types.h"
 #include "machine.h"
 
 #define __global__
@@ -14,17 +15,6 @@
 #define MOON_DEVICE inline
 
 namespace moon {
-
-using u16 = unsigned short;
-using u32 = unsigned int;
-using u64 = unsigned long;
-using i32 = int;
-using i64 = long;
-using f32 = float;
-
-struct alignas(64) tensor_map {
-    u64 words[16];
-};
 
 MOON_DEVICE u32 thread_id() { return machine::self->thread; }
 MOON_DEVICE u32 block_id() { return machine::self->block->index; }
