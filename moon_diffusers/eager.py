@@ -58,6 +58,12 @@ def requires_grad(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
+def below_autograd(operator: Any, arguments: tuple[Any, ...]) -> Any:
+    """What an operator's Autograd kernel ends in: the operator itself, without a graph of gradients."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
 def in_transform() -> bool:
     """Whether one of `torch.func`'s transforms is at work, which cannot use the backward pass of an operator."""
     return _functorch() is not None

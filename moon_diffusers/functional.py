@@ -10,7 +10,7 @@ from torch import Tensor
 from . import ops
 from .errors import ArgumentError
 from .problem import HEAD_DIM, LAYOUTS, check_choice
-from .request import check_flag, check_tensors
+from .request import check_flags, check_tensors
 
 
 @overload
@@ -92,8 +92,7 @@ def attention(
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         check_tensors(q=q, k=k, v=v)
     if not (type(causal) is type(batch_invariant) is bool and (strict is None or type(strict) is bool)):
-        causal, batch_invariant = check_flag("causal", causal), check_flag("batch_invariant", batch_invariant)
-        strict = None if strict is None else check_flag("strict", strict)
+        causal, batch_invariant, strict = check_flags(causal, batch_invariant, strict)
     q, k, v = ops.autocast(q, k, v)
     if seqlens_k is not None:
         _check_seqlens_k(seqlens_k, q)

@@ -19,7 +19,16 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import counters, dispatch, fallback
 from .dispatch import check_shapes
-from .eager import carries_tangents, compound, in_transform, is_plain, is_traced, requires_grad, wants_gradients
+from .eager import (
+    below_autograd,
+    carries_tangents,
+    compound,
+    in_transform,
+    is_plain,
+    is_traced,
+    requires_grad,
+    wants_gradients,
+)
 from .errors import StrictError
 from .problem import HEAD_DIM, RESCALES, ROUNDINGS, check_choice
 from .request import Request, Served, check_scale, empty_lse, empty_output
@@ -366,7 +375,7 @@ class _Differentiable(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, seqlens_k, attn_mask)
         ctx.options = (softmax_scale, layout, causal)
         ctx.num_inputs = 1 + len(arguments)
-        return _below_autograd(operator, arguments)
+        return below_autograd(operator, arguments)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
@@ -374,11 +383,6 @@ class _Differentiable(torch.autograd.Function):
             grad_out, grad_lse, *ctx.saved_tensors, *ctx.options
         )
         return (None, *gradients, *([None] * (ctx.num_inputs - 4)))
-
-
-def _below_autograd(operator: Any, arguments: tuple[Any, ...]) -> Any:
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator(*arguments)
 
 
 def _autograd(operator: Any, want_lse: bool) -> Callable[..., Any]:
@@ -396,7 +400,7 @@ def _autograd(operator: Any, want_lse: bool) -> Callable[..., Any]:
             # An exported program learns only here that it is to be differentiated.
             arguments = (*arguments[:12], arguments[12] or "requires grad", *arguments[13:])
             return _Differentiable.apply(operator, *arguments)  # type: ignore[no-untyped-call]
-        return _below_autograd(operator, arguments)
+        return below_autograd(operator, arguments)
 
     return differentiate
 

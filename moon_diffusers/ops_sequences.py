@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import counters, dispatch, fallback
-from .eager import carries_tangents, requires_grad
+from .eager import below_autograd, carries_tangents, requires_grad
 from .problem import Problem
 from .request import Served
 from .routing import SLOWER, Fallback
@@ -282,8 +282,7 @@ def _autograd(kind: type[Varlen] | type[Paged], operator: Any, return_lse: bool)
         if requires_grad(*arguments[:3]) or carries_tangents(*arguments[:3]):
             out, lse = differentiable(_call_of(kind, arguments), return_lse)
             return (out, lse) if return_lse else out
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
+        return below_autograd(operator, arguments)
 
     return differentiate
 

@@ -72,6 +72,15 @@ def check_flag(name: str, value: object) -> bool:
     return bool(value)
 
 
+def check_flags(causal: object, batch_invariant: object, strict: object) -> tuple[bool, bool, bool | None]:
+    """The switches of a call, each by `check_flag`; None leaves `strict` to its surroundings."""
+    return (
+        check_flag("causal", causal),
+        check_flag("batch_invariant", batch_invariant),
+        None if strict is None else check_flag("strict", strict),
+    )
+
+
 def empty_output(q: Tensor, v: Tensor, layout: str) -> Tensor:
     """Uninitialised output for `q`: dense, heads and rows in the memory order of q."""
     batch, second, third, _ = q.shape

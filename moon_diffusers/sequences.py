@@ -13,7 +13,7 @@ from .eager import wants_gradients
 from .errors import ArgumentError
 from .ops_sequences import Options, Paged, Varlen
 from .problem import HEAD_DIM, RESCALES, ROUNDINGS, check_choice
-from .request import check_flag, check_scale, check_tensors
+from .request import check_flags, check_scale, check_tensors
 from .routing import PAGE_SIZES
 
 
@@ -152,8 +152,7 @@ def _options(
     check_choice("rounding", rounding, ROUNDINGS)
     check_choice("rescale", rescale, RESCALES)
     check_scale(scale)
-    causal, batch_invariant = check_flag("causal", causal), check_flag("batch_invariant", batch_invariant)
-    strict = None if strict is None else check_flag("strict", strict)
+    causal, batch_invariant, strict = check_flags(causal, batch_invariant, strict)
     return Options(scale, causal, rounding, rescale, strict, "", batch_invariant)
 
 

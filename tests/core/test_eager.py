@@ -51,24 +51,22 @@ def test_a_plain_call_goes_past_the_dispatcher_with_the_same_result(qkv, operato
     assert moon_diffusers.summary().startswith("moon_diffusers: 0 of 2")
 
 
-class Dispatched(TorchDispatchMode):
+class Watching:
     def __init__(self):
         super().__init__()
         self.names = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def see(self, func, types, args=(), kwargs=None):
         self.names.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
-class Functions(TorchFunctionMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
+class Dispatched(Watching, TorchDispatchMode):
+    __torch_dispatch__ = Watching.see
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
+
+class Functions(Watching, TorchFunctionMode):
+    __torch_function__ = Watching.see
 
 
 @pytest.mark.parametrize("kind", [Dispatched, Functions])
