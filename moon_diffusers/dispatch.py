@@ -165,7 +165,7 @@ class Session:
                 prepared = self.device.prepare(plan(problem, chosen, self.device.info_for(chosen)))
             except (CodeObjectError, PlanError, DriverError) as error:
                 refusal = Fallback("the kernel could not be loaded", str(error))
-                if isinstance(error, DriverError) and error.out_of_memory:
+                if error.out_of_memory:
                     raise _NotNow(refusal) from None
                 return refusal
             label = chosen.label + self.suffix

@@ -6,6 +6,11 @@ from __future__ import annotations
 class MoonError(Exception):
     """Base of all errors raised by moon_diffusers."""
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether a device had no memory left, which may be otherwise the next time."""
+        return False
+
 
 class ArgumentError(MoonError, ValueError):
     """An argument cannot be used; the text names it, its value and what is accepted."""
@@ -58,7 +63,7 @@ class DriverError(MoonError, RuntimeError):
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the device had no memory left, which may be otherwise the next time."""
+        """Whether the device answered so."""
         return self.code == OUT_OF_MEMORY
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from moon_diffusers.cli.gpu import chosen_gpu
+
 if TYPE_CHECKING:
     from moon_diffusers.evidence.bench.grid import Case
     from moon_diffusers.evidence.bench.peers import Found
@@ -91,8 +93,6 @@ def bench(
     """
     if cudnn is not None and str(cudnn) != os.environ.get("MOON_BENCH_CUDNN"):
         restart_with(cudnn)
-    import torch
-
     from moon_diffusers.evidence.files import check_folder
 
     if output is not None:
@@ -115,11 +115,7 @@ def bench(
         return emulated_table(emulate, [case.shrunk(rows) for case in cases], found, output)
     from moon_diffusers.evidence.bench.gpu import GpuClock
 
-    if not torch.cuda.is_available():
-        raise click.UsageError("no GPU that torch can use; --emulate gfx942 checks correctness without one")
-    if index >= torch.cuda.device_count():
-        raise click.UsageError(f"--device: {index}; torch sees {torch.cuda.device_count()} GPUs, from 0 on")
-    device = torch.device("cuda", index)
+    device = chosen_gpu(index, "--emulate gfx942 checks correctness without one")
     clock = GpuClock(device)
     source, counter = telemetry.find_source(index), telemetry.find_energy(index)
     if not found.peers:

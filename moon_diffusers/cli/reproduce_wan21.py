@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from moon_diffusers.cli.gpu import chosen_gpu
+
 
 @click.command("reproduce-wan21")
 @click.option("--model", "sizes", multiple=True, type=click.Choice(("1.3b", "14b")), default=("1.3b", "14b"),
@@ -107,11 +109,7 @@ def reproduce_wan21(
     else:
         from moon_diffusers.evidence.bench.gpu import GpuClock
 
-        if not torch.cuda.is_available():
-            raise click.UsageError("no GPU that torch can use; --dry-run shows that everything runs without one")
-        if index >= torch.cuda.device_count():
-            raise click.UsageError(f"--device: {index}; torch sees {torch.cuda.device_count()} GPUs, from 0 on")
-        device = torch.device("cuda", index)
+        device = chosen_gpu(index, "--dry-run shows that everything runs without one")
         torch.cuda.set_device(device)
         setup = step.Setup(
             device, GpuClock(device), telemetry.find_source(index), telemetry.find_energy(index),

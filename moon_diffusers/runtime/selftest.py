@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DriverError, MoonError, PlanError
+from ..errors import MoonError, PlanError
 from ..planning import plan
 from ..routing import Route
 from .device import Device
@@ -80,7 +80,7 @@ def ensure(device: Device, route: Route) -> bool:
         try:
             outcome = run(device, route)
         except MoonError as error:
-            if isinstance(error, DriverError) and error.out_of_memory:
+            if error.out_of_memory:
                 raise
             return _refuse(device, route, f"self-test of {name} could not run: {error}")
         if not outcome.passed:
